@@ -1,0 +1,27 @@
+"""replaysvc: full episodes on disk, compressed, served to learners as batches.
+
+The engine is imported on first use of `open`, so that the base install (the thin client) needs none of its packages.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from replaysvc.config import ClientConfig, StoreConfig, TableConfig
+from replaysvc.spec import FieldSpec, Precision, Signature
+from replaysvc.types import Batch, EpisodeRecord, TableStats, Transitions
+
+if TYPE_CHECKING:
+    from replaysvc.replay import Replay
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch", "ClientConfig", "EpisodeRecord", "FieldSpec", "Precision", "Signature", "StoreConfig", "TableConfig", "TableStats",
+    "Transitions", "open",
+]  # fmt: skip
+
+
+def open(path: str, config: StoreConfig | None = None, **options: Any) -> "Replay":
+    """Returns the store at `path`, made if absent, as an object in this process; see `replaysvc.replay.Replay`."""
+    from replaysvc.replay import Replay
+
+    return Replay(path, config, **options)

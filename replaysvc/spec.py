@@ -1,0 +1,330 @@
+"""What a step looks like: the field specs of a table, as flat columns and as the nesting that the user sees.
+
+A signature is a tree (FieldSpec, dict or tuple, nested at will) for the observation, one for the action and one for each
+extra. Everything below the client works on the flat list `Signature.columns`, one leaf each, named by its path:
+`observation/position`, `action`, `log_prob`. Dict keys are sorted, so the order in which somebody wrote them down
+changes neither the columns nor the hash.
+
+`terminated` and `truncated` are no columns: only the last step of an episode can carry them, so the chunk's header does.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from replaysvc.errors import InvalidRequestError, SpecMismatchError
+
+DTYPES = tuple(
+    np.dtype(name)
+    for name in (
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+        "complex64",
+    )
+)  # fmt: skip
+MAX_ROW_BYTES = 32 << 20  # one step of one column; a 64 MiB message must hold at least one step and its successor
+MAX_COLUMNS = 256  # chosen by hand; bounds the header that a decoder must walk
+RESERVED_NAMES = frozenset(
+    "observation action reward terminated truncated next_observation discount positions episode_id t probability "
+    "importance_weight age_s policy_version mask is_first metadata".split()
+)
+GOAL_NAMES = frozenset(("achieved_goal", "desired_goal"))
+_KEY = re.compile(r"[^/\x00-\x1f\x7f]{1,64}")
+
+
+class Precision(Enum):
+    """How exactly a float field is kept."""
+
+    AUTO = "auto"  # FLOAT16 for float observations that are no goals, LOSSLESS for all else
+    FLOAT16 = "float16"  # kept as float16 within `max_error`; a chunk that does not fit is kept lossless
+    LOSSLESS = "lossless"  # bit for bit
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One array of a step: its shape and dtype, and how exactly it is kept.
+
+    `max_error` is the largest absolute error that FLOAT16 may cause; None means 2^-10 of the largest range that any
+    dimension of the field covers within a chunk. `finite` refuses NaN and infinities at `append`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    precision: Precision = Precision.AUTO
+    max_error: float | None = None
+    finite: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            shape = (int(self.shape),) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
+            dtype = np.dtype(self.dtype)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(f"{self.name}: not a shape and dtype: {self.shape!r}, {self.dtype!r}") from error
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", dtype.newbyteorder("="))
+        object.__setattr__(self, "precision", Precision(self.precision))
+        if self.dtype not in DTYPES:
+            raise SpecMismatchError(self.name, "one of " + ", ".join(str(d) for d in DTYPES), str(dtype))
+        if len(shape) > 8 or any(n < 0 for n in shape):
+            raise SpecMismatchError(f"{self.name}.shape", "up to 8 sizes >= 0", str(shape))
+        if self.row_bytes > MAX_ROW_BYTES:
+            raise SpecMismatchError(self.name, f"at most {MAX_ROW_BYTES} bytes a step", str(self.row_bytes))
+        if self.precision is Precision.FLOAT16 and self.dtype.kind != "f":
+            raise SpecMismatchError(f"{self.name}.precision", "FLOAT16 on a float dtype only", str(self.dtype))
+        if self.max_error is not None:
+            if not (isinstance(self.max_error, int | float) and 0 <= self.max_error < math.inf):
+                raise SpecMismatchError(f"{self.name}.max_error", "a finite number >= 0", repr(self.max_error))
+            object.__setattr__(self, "max_error", float(self.max_error))
+
+    @property
+    def row_bytes(self) -> int:
+        """Returns the bytes of one step as declared."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def cast(self) -> bool:
+        """Returns whether chunks keep this field as float16 where the error bound allows."""
+        return self.precision is Precision.FLOAT16 and self.dtype.itemsize > 2
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Returns the dtype in which the field is normally kept: float16 where cast, the declared one elsewhere."""
+        return np.dtype(np.float16) if self.cast else self.dtype
+
+    def check(self, value: object) -> np.ndarray[Any, Any]:
+        """Returns `value` as an array of the declared shape and dtype.
+
+        Accepted besides the declared dtype: integers for integers and floats, floats of another width for floats, bool
+        for integers, each only if the values survive (no wrap-around, no overflow to infinity).
+
+        Raises:
+          SpecMismatchError: wrong shape, dtype kind or range, NaN or infinity where `finite` is set, object arrays.
+        """
+        array = np.asarray(value)
+        if array.dtype != self.dtype:
+            array = self._convert(array)
+        if array.shape != self.shape:
+            raise SpecMismatchError(self.name, f"shape {self.shape}", f"shape {array.shape}")
+        if self.finite and array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise SpecMismatchError(self.name, "finite values", str(array.reshape(-1)[~np.isfinite(array.reshape(-1))][0]))
+        return array
+
+    def _convert(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        source, target = array.dtype.kind, self.dtype.kind
+        if source + target not in ("iu", "ui", "ii", "uu", "if", "uf", "ff", "bi", "bu", "cc", "fc"):
+            raise SpecMismatchError(self.name, f"dtype {self.dtype}", f"dtype {array.dtype}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            converted = array.astype(self.dtype)
+        if target in "iu":
+            kept = bool((converted == array).all() and ((converted < 0) == (array < 0)).all())
+        else:
+            kept = bool((np.isinf(converted) <= ~np.isfinite(array)).all())
+        if not kept:
+            raise SpecMismatchError(self.name, f"values within the range of {self.dtype}", f"{array.dtype} values outside it")
+        return converted
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plain form that `from_json` reads; the name is the place in the tree and not part of it."""
+        return {
+            "shape": list(self.shape), "dtype": self.dtype.name, "precision": self.precision.value,
+            "max_error": self.max_error, "finite": self.finite,
+        }  # fmt: skip
+
+
+Tree: TypeAlias = "FieldSpec | Mapping[str, Tree] | tuple[Tree, ...]"
+REWARD = FieldSpec("reward", (), np.dtype(np.float32), Precision.LOSSLESS, finite=True)
+
+
+class Signature:
+    """The field specs of a table. Immutable; equal signatures have equal hashes on every machine.
+
+    `observation` and `action` take a FieldSpec, or dicts and tuples of them; so does each extra, given by name.
+    Precision.AUTO is settled here: float observations that are no goals are kept as float16, all else lossless.
+    """
+
+    __slots__ = ("action", "columns", "extras", "hash", "observation", "reward")
+
+    observation: Tree
+    action: Tree
+    reward: FieldSpec
+    extras: Mapping[str, Tree]
+    columns: tuple[FieldSpec, ...]  # flat: observation leaves, action leaves, reward, extras; named by path
+    hash: int  # 64 bits over the canonical JSON
+
+    def __init__(self, observation: Tree, action: Tree, *, reward: FieldSpec = REWARD, **extras: Tree) -> None:
+        for name in extras:
+            if name in RESERVED_NAMES:
+                raise InvalidRequestError(f"extra {name!r}: the name is reserved, choose another")
+        put = object.__setattr__
+        put(self, "observation", _settle(observation, "observation"))
+        put(self, "action", _settle(action, "action"))
+        put(self, "reward", _settle(reward, "reward"))
+        if not isinstance(self.reward, FieldSpec):
+            raise InvalidRequestError("reward: expected one FieldSpec, found a tree")
+        put(self, "extras", {name: _settle(tree, name) for name, tree in sorted(extras.items())})
+        trees: list[Tree] = [self.observation, self.action, self.reward, *self.extras.values()]
+        put(self, "columns", tuple(leaf for tree in trees for leaf in leaves(tree)))
+        if not self.observation_columns:
+            raise InvalidRequestError("observation: expected at least one field, found an empty tree")
+        if len(self.columns) > MAX_COLUMNS:
+            raise InvalidRequestError(f"signature: expected at most {MAX_COLUMNS} fields, found {len(self.columns)}")
+        canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
+        put(self, "hash", int.from_bytes(hashlib.blake2b(canonical, digest_size=8).digest(), "little"))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"Signature is immutable, cannot set {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Signature) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Signature.from_json, (self.to_json(),))
+
+    def __repr__(self) -> str:
+        rows = (f"{c.name}: {c.dtype}{list(c.shape)} as {'float16' if c.cast else 'lossless'}" for c in self.columns)
+        return "Signature(" + ", ".join(rows) + ")"
+
+    @property
+    def observation_columns(self) -> int:
+        """Returns how many of the columns, counted from the first, are observations (T+1 rows an episode)."""
+        return sum(1 for _ in leaves(self.observation))
+
+    @property
+    def raw_step_bytes(self) -> int:
+        """Returns the bytes of one step as (s, a, r, s') in the declared dtypes, extras included: what a plain buffer keeps."""
+        return sum(c.row_bytes * (2 if i < self.observation_columns else 1) for i, c in enumerate(self.columns))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plain form that `from_json` reads."""
+        return {
+            "observation": _tree_to_json(self.observation), "action": _tree_to_json(self.action),
+            "reward": self.reward.to_json(), "extras": {name: _tree_to_json(tree) for name, tree in self.extras.items()},
+        }  # fmt: skip
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Signature":
+        """Returns the signature that `to_json` described.
+
+        Raises:
+          InvalidRequestError: the data describe no signature.
+        """
+        try:
+            extras = {name: _tree_from_json(tree, name, 0) for name, tree in data["extras"].items()}
+            reward = _tree_from_json({"leaf": data["reward"]}, "reward", 0)
+            observation = _tree_from_json(data["observation"], "observation", 0)
+            action = _tree_from_json(data["action"], "action", 0)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise InvalidRequestError(f"signature: expected the JSON form of a signature, found {error!r}") from error
+        assert isinstance(reward, FieldSpec)
+        return Signature(observation, action, reward=reward, **extras)
+
+    @staticmethod
+    def from_env(env: Any, *, keep_float64: bool = False, **extras: Tree) -> "Signature":
+        """Returns the signature of a Gymnasium environment, single or vector (then of one of its environments).
+
+        float64 observations are declared float32, since their precision is an accident of the simulator more often than
+        a need; `keep_float64=True` keeps the dtype. `extras` declares further fields by name.
+
+        Raises:
+          InvalidRequestError: a space that has no fixed shape (Text, Graph, Sequence), or no space at all.
+        """
+        from replaysvc.spaces import tree_of_space
+
+        observation = getattr(env, "single_observation_space", None) or getattr(env, "observation_space", None)
+        action = getattr(env, "single_action_space", None) or getattr(env, "action_space", None)
+        return Signature(
+            tree_of_space(observation, "observation", keep_float64=keep_float64),
+            tree_of_space(action, "action", keep_float64=True),
+            **extras,
+        )
+
+
+def leaves(tree: Tree) -> Iterator[FieldSpec]:
+    """Yields the field specs of `tree` in column order."""
+    if isinstance(tree, FieldSpec):
+        yield tree
+    else:
+        for child in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from leaves(child)
+
+
+def flatten(tree: Tree, value: object, path: str) -> Iterator[object]:
+    """Yields the leaves of `value` in column order, looked up by key, so that the order of its own keys is free.
+
+    Raises:
+      SpecMismatchError: `value` is not nested as `tree` is.
+    """
+    if isinstance(tree, FieldSpec):
+        yield value
+    elif isinstance(tree, Mapping):
+        if not isinstance(value, Mapping) or set(value) != set(tree):
+            found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__
+            raise SpecMismatchError(path, f"a dict with keys {sorted(tree)}", found)
+        for key, child in tree.items():
+            yield from flatten(child, value[key], f"{path}/{key}")
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(tree):
+            found = f"{len(value)} values" if isinstance(value, tuple | list) else type(value).__name__
+            raise SpecMismatchError(path, f"a tuple of {len(tree)} values", found)
+        for i, child in enumerate(tree):
+            yield from flatten(child, value[i], f"{path}/{i}")
+
+
+def unflatten(tree: Tree, columns: Mapping[str, Any]) -> Any:
+    """Returns the values in `columns` (by path) nested as `tree` is."""
+    if isinstance(tree, FieldSpec):
+        return columns[tree.name]
+    if isinstance(tree, Mapping):
+        return {key: unflatten(child, columns) for key, child in tree.items()}
+    return tuple(unflatten(child, columns) for child in tree)
+
+
+def _settle(tree: Any, path: str) -> Any:
+    if isinstance(tree, FieldSpec):
+        precision = tree.precision
+        if precision is Precision.AUTO:
+            parts = path.split("/")
+            lossy = parts[0] == "observation" and tree.dtype.kind == "f" and not GOAL_NAMES.intersection(parts)
+            precision = Precision.FLOAT16 if lossy else Precision.LOSSLESS
+        return replace(tree, name=path, precision=precision)
+    if isinstance(tree, Mapping):
+        for key in tree:
+            if not isinstance(key, str) or not _KEY.fullmatch(key):
+                raise SpecMismatchError(path, "keys of 1 to 64 printable characters without '/'", repr(key))
+        return {key: _settle(tree[key], f"{path}/{key}") for key in sorted(tree)}
+    if isinstance(tree, tuple | list):
+        return tuple(_settle(child, f"{path}/{i}") for i, child in enumerate(tree))
+    raise SpecMismatchError(path, "a FieldSpec, dict or tuple", type(tree).__name__)
+
+
+def _tree_to_json(tree: Tree) -> dict[str, Any]:
+    if isinstance(tree, FieldSpec):
+        return {"leaf": tree.to_json()}
+    if isinstance(tree, Mapping):
+        return {"dict": {key: _tree_to_json(child) for key, child in tree.items()}}
+    return {"tuple": [_tree_to_json(child) for child in tree]}
+
+
+def _tree_from_json(data: Mapping[str, Any], path: str, depth: int) -> Tree:
+    if depth > 32:
+        raise InvalidRequestError(f"{path}: expected at most 32 levels of nesting")
+    ((kind, body),) = data.items()
+    if kind == "leaf":
+        return FieldSpec(
+            path, tuple(body["shape"]), np.dtype(body["dtype"]), Precision(body["precision"]), body["max_error"], bool(body["finite"])
+        )
+    if kind == "dict":
+        return {key: _tree_from_json(child, f"{path}/{key}", depth + 1) for key, child in body.items()}
+    if kind == "tuple":
+        return tuple(_tree_from_json(child, f"{path}/{i}", depth + 1) for i, child in enumerate(body))
+    raise InvalidRequestError(f"{path}: expected leaf, dict or tuple, found {kind!r}")

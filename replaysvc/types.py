@@ -1,0 +1,137 @@
+"""What goes in and out of a table: the request for a window, the batch, and the records that describe what is stored.
+
+Plain frozen data, the same on both doors (embedded and client). Arrays in a batch belong to the caller.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replaysvc.config import check_number
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """Asks for n-step transitions (Sutton and Barto 2018, section 7.1).
+
+    A transition anchored at step t sums up to `n_step` rewards, fewer where the episode (or what is stored of it) ends.
+    """
+
+    n_step: int = 1
+    gamma: float = 0.99
+
+    def __post_init__(self) -> None:
+        check_number("n_step", self.n_step, 1, 10_000)
+        check_number("gamma", self.gamma, 0, 1, whole=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """B sampled transitions, stacked. dtypes are the declared ones; nested where the signature is nested.
+
+    observation, next_observation: [B, ...]; action: [B, ...] (the anchor step's).
+    reward: float32 [B], sum of gamma^i * reward over the k steps really summed.
+    discount: float32 [B], gamma^k, times 0 if the episode terminated within them. The target is
+      `reward + discount * V(next_observation)`, nothing else to multiply.
+    terminated, truncated: bool [B], whether the k steps reach an episode end of that kind.
+    positions: int64 [B], names of the anchor steps, never reused. episode_id, t: int64 [B], where the anchor stands.
+    probability: float64 [B], chance of each anchor at its draw. importance_weight: float32 [B], 1 for uniform draws.
+    age_s: float32 [B], seconds since the anchor was committed. policy_version: int64 [B], -1 where the writer gave none.
+    extras: the signature's extras at the anchor step, by name.
+    """
+
+    observation: Any
+    action: Any
+    reward: Array
+    next_observation: Any
+    discount: Array
+    terminated: Array
+    truncated: Array
+    positions: Array
+    episode_id: Array
+    t: Array
+    probability: Array
+    importance_weight: Array
+    age_s: Array
+    policy_version: Array
+    extras: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def asdict(self) -> dict[str, Any]:
+        """Returns the batch as a dict; extras stand beside the other columns under their own names."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "extras"}
+        return plain | dict(self.extras)
+
+    def torch(self, device: str = "cpu") -> dict[str, Any]:
+        """Returns `asdict()` with every array as a torch tensor on `device`; needs the `torch` extra."""
+        from replaysvc.tensors import to_torch
+
+        return {name: to_torch(value, device) for name, value in self.asdict().items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRecord:
+    """One stored episode, or as much of it as is committed.
+
+    `length` counts steps from the episode's start; steps before `first_step` were removed for capacity. `return_` is the
+    undiscounted sum of rewards over all `length` steps. `closed` is False while more steps may come.
+    """
+
+    episode_id: int
+    actor: str
+    length: int
+    first_step: int
+    return_: float
+    terminated: bool
+    truncated: bool
+    closed: bool
+    policy_version: int
+    started_at_s: float
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStats:
+    """Counters of one table. `_total` counts since the table was made or the process started; others are as of now.
+
+    disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s')
+    in declared dtypes. lossless_fallbacks counts chunk columns declared float16 that were kept lossless.
+    """
+
+    name: str
+    steps: int
+    episodes: int
+    chunks: int
+    segments: int
+    first_position: int
+    next_position: int
+    stored_bytes: int
+    disk_bytes: int
+    raw_bytes: int
+    appended_steps_total: int
+    removed_steps_total: int
+    sampled_items_total: int
+    sample_calls_total: int
+    duplicate_chunks_total: int
+    corrupt_chunks_total: int
+    lossless_fallbacks_total: int
+    commits_total: int
+    cache_hits_total: int
+    cache_misses_total: int
+    cache_bytes: int
+    open_episodes: int
+    ready: bool
+    waiting_for: str
+
+
+class Params(NamedTuple):
+    """A versioned parameter set: `data` is opaque to the service (the reference learner uses safetensors)."""
+
+    version: int
+    data: bytes

@@ -1,0 +1,280 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("name", "signature_json", "config_json", "exist_ok")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    EXIST_OK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    signature_json: str
+    config_json: str
+    exist_ok: bool
+    def __init__(self, name: _Optional[str] = ..., signature_json: _Optional[str] = ..., config_json: _Optional[str] = ..., exist_ok: bool = ...) -> None: ...
+
+class TableInfo(_message.Message):
+    __slots__ = ("name", "signature_json", "config_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_JSON_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    signature_json: str
+    config_json: str
+    def __init__(self, name: _Optional[str] = ..., signature_json: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+
+class CreateTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: TableInfo
+    def __init__(self, table: _Optional[_Union[TableInfo, _Mapping]] = ...) -> None: ...
+
+class GetTableRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: TableInfo
+    def __init__(self, table: _Optional[_Union[TableInfo, _Mapping]] = ...) -> None: ...
+
+class ListTablesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTablesResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[TableInfo]
+    def __init__(self, tables: _Optional[_Iterable[_Union[TableInfo, _Mapping]]] = ...) -> None: ...
+
+class DeleteTableRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteTableResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("table", "session_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    session_id: bytes
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ...) -> None: ...
+
+class OpenSessionResponse(_message.Message):
+    __slots__ = ("last_sequence",)
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    last_sequence: int
+    def __init__(self, last_sequence: _Optional[int] = ...) -> None: ...
+
+class AppendChunk(_message.Message):
+    __slots__ = ("sequence", "chunk")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    chunk: bytes
+    def __init__(self, sequence: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("table", "session_id", "actor", "chunks", "urgent")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    URGENT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    session_id: bytes
+    actor: str
+    chunks: _containers.RepeatedCompositeFieldContainer[AppendChunk]
+    urgent: bool
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ("last_sequence",)
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    last_sequence: int
+    def __init__(self, last_sequence: _Optional[int] = ...) -> None: ...
+
+class Transitions(_message.Message):
+    __slots__ = ("n_step", "gamma")
+    N_STEP_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    n_step: int
+    gamma: float
+    def __init__(self, n_step: _Optional[int] = ..., gamma: _Optional[float] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSITIONS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    batch_size: int
+    sampler: str
+    seed: int
+    timeout_s: float
+    transitions: Transitions
+    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ...) -> None: ...
+
+class ColumnHeader(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_COUNT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_ROWS_AT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_VALUES_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    offset_count: int
+    offset_rows_at: int
+    offset_values_at: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., offset_count: _Optional[int] = ..., offset_rows_at: _Optional[int] = ..., offset_values_at: _Optional[int] = ...) -> None: ...
+
+class BatchHeader(_message.Message):
+    __slots__ = ("columns",)
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnHeader]
+    def __init__(self, columns: _Optional[_Iterable[_Union[ColumnHeader, _Mapping]]] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("header", "values", "offset_rows", "offset_values")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_ROWS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_VALUES_FIELD_NUMBER: _ClassVar[int]
+    header: ColumnHeader
+    values: bytes
+    offset_rows: bytes
+    offset_values: bytes
+    def __init__(self, header: _Optional[_Union[ColumnHeader, _Mapping]] = ..., values: _Optional[bytes] = ..., offset_rows: _Optional[bytes] = ..., offset_values: _Optional[bytes] = ...) -> None: ...
+
+class SampleResponse(_message.Message):
+    __slots__ = ("columns",)
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedCompositeFieldContainer[Column]
+    def __init__(self, columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
+
+class TableStatsRequest(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    def __init__(self, table: _Optional[str] = ...) -> None: ...
+
+class TableStatsResponse(_message.Message):
+    __slots__ = ("stats_json",)
+    STATS_JSON_FIELD_NUMBER: _ClassVar[int]
+    stats_json: str
+    def __init__(self, stats_json: _Optional[str] = ...) -> None: ...
+
+class ListEpisodesRequest(_message.Message):
+    __slots__ = ("table", "limit", "before_id", "actor", "closed_only")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    limit: int
+    before_id: int
+    actor: str
+    closed_only: bool
+    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ...) -> None: ...
+
+class Episode(_message.Message):
+    __slots__ = ("episode_id", "actor", "length", "first_step", "terminated", "truncated", "closed", "policy_version", "started_at_s", "metadata_json")
+    EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    RETURN_FIELD_NUMBER: _ClassVar[int]
+    TERMINATED_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_S_FIELD_NUMBER: _ClassVar[int]
+    METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    episode_id: int
+    actor: str
+    length: int
+    first_step: int
+    terminated: bool
+    truncated: bool
+    closed: bool
+    policy_version: int
+    started_at_s: float
+    metadata_json: str
+    def __init__(self, episode_id: _Optional[int] = ..., actor: _Optional[str] = ..., length: _Optional[int] = ..., first_step: _Optional[int] = ..., terminated: bool = ..., truncated: bool = ..., closed: bool = ..., policy_version: _Optional[int] = ..., started_at_s: _Optional[float] = ..., metadata_json: _Optional[str] = ..., **kwargs) -> None: ...
+
+class ListEpisodesResponse(_message.Message):
+    __slots__ = ("episodes",)
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    episodes: _containers.RepeatedCompositeFieldContainer[Episode]
+    def __init__(self, episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
+
+class ReadEpisodeRequest(_message.Message):
+    __slots__ = ("table", "episode_id", "start", "stop")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    episode_id: int
+    start: int
+    stop: int
+    def __init__(self, table: _Optional[str] = ..., episode_id: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class ReadEpisodeResponse(_message.Message):
+    __slots__ = ("chunks",)
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    chunks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, chunks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class PutParamsRequest(_message.Message):
+    __slots__ = ("name", "version", "piece")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    piece: bytes
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class PutParamsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetParamsRequest(_message.Message):
+    __slots__ = ("name", "newer_than")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NEWER_THAN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    newer_than: int
+    def __init__(self, name: _Optional[str] = ..., newer_than: _Optional[int] = ...) -> None: ...
+
+class GetParamsResponse(_message.Message):
+    __slots__ = ("version", "piece")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    piece: bytes
+    def __init__(self, version: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
