@@ -159,9 +159,7 @@ class Signature:
     hash: int  # 64 bits over the canonical JSON
 
     def __init__(self, observation: Tree, action: Tree, *, reward: FieldSpec = REWARD, **extras: Tree) -> None:
-        for name in extras:
-            if name in RESERVED_NAMES:
-                raise InvalidRequestError(f"extra {name!r}: the name is reserved, choose another")
+        _check_extras(extras)
         put = object.__setattr__
         put(self, "observation", _settle(observation, "observation"))
         put(self, "action", _settle(action, "action"))
@@ -220,6 +218,7 @@ class Signature:
         """
         try:
             extras = {name: _tree_from_json(tree, name, 0) for name, tree in data["extras"].items()}
+            _check_extras(extras)
             reward = _tree_from_json({"leaf": data["reward"]}, "reward", 0)
             observation = _tree_from_json(data["observation"], "observation", 0)
             action = _tree_from_json(data["action"], "action", 0)
@@ -247,6 +246,12 @@ class Signature:
             tree_of_space(action, "action", keep_float64=True),
             **extras,
         )
+
+
+def _check_extras(extras: Mapping[str, Tree]) -> None:
+    for name in extras:
+        if name in RESERVED_NAMES or not _KEY.fullmatch(name):
+            raise InvalidRequestError(f"extra {name!r}: the name is reserved or no plain name, choose another")
 
 
 def leaves(tree: Tree) -> Iterator[FieldSpec]:

@@ -1,0 +1,132 @@
+"""The evaluator: judges published networks by greedy episodes of its own, and never writes to the training table.
+
+Its episodes have seeds from a stream of their own, new ones for every version: one lucky set of seeds cannot carry a run. The
+verdict goes to the service, as parameter set `evaluation`, so evaluator and learner may run on different machines; so does
+the best network, as parameter set `best`.
+
+`python -m dqn.evaluator --address HOST:PORT`; the configuration comes from the service.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import replay_client
+import torch
+from replay_client import Params, Replay, ReplayError
+
+from dqn.config import Config
+from dqn.network import QNetwork, load_params, read_about
+from dqn.rundir import Evaluation, Metrics, RunDirectory, replace_file
+from dqn.task import BEST, EVALUATING, EVALUATION, POLICY, await_config, fetch, make_network, random_stream, stop_on_signals
+
+log = logging.getLogger("dqn.evaluator")
+
+_POLL_S = 0.1  # pause before asking again for a version to evaluate
+
+
+def greedy_returns(network: QNetwork, env_id: str, seeds: list[int]) -> np.ndarray:
+    """Returns the undiscounted returns of one greedy episode per seed, float64 [seeds]: one forward pass for all."""
+    envs = [gym.make(env_id) for _ in seeds]
+    observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    returns = np.zeros(len(seeds))
+    running = np.arange(len(seeds))
+    while len(running):
+        actions = network.greedy(observations[running])
+        over = np.zeros(len(running), dtype=bool)
+        for at, (i, action) in enumerate(zip(running, actions, strict=True)):
+            observations[i], reward, terminated, truncated, _ = envs[i].step(action)
+            returns[i] += float(reward)
+            over[at] = terminated or truncated
+        running = running[~over]
+    for env in envs:
+        env.close()
+    return returns
+
+
+def evaluation_seeds(config: Config, version: int) -> list[int]:
+    """Returns the seeds of the episodes that judge `version`."""
+    return [int(seed) for seed in random_stream(config, EVALUATING, version).integers(1 << 31, size=config.evaluation_episodes)]
+
+
+def judge(network: QNetwork, params: Params, config: Config, best_return: float | None) -> dict[str, Any]:
+    """Returns the verdict on a published version, plain data, after loading it into `network`."""
+    about = load_params(network, params.data)
+    seeds = evaluation_seeds(config, params.version)
+    returns = greedy_returns(network, config.env_id, seeds)
+    mean = float(returns.mean())
+    return {
+        "policy_version": params.version, "updates": about["updates"], "steps_learned": about["steps_learned"],
+        "mean_return": mean, "returns": returns.tolist(), "seeds": seeds, "solved": mean >= config.solved_return,
+        "best_return": mean if best_return is None else max(mean, best_return),
+    }  # fmt: skip
+
+
+def evaluate(replay: Replay, config: Config, run: RunDirectory | None, metrics: Metrics | None, stop: threading.Event) -> bool:
+    """Judges versions until one solves the task, the learner has finished or `stop` is set; returns whether it is solved."""
+    network = make_network(config)
+    before = fetch(replay, EVALUATION)
+    verdict: dict[str, Any] | None = json.loads(before.data) if before else None
+    seen, due, finished = -1, verdict["policy_version"] + config.evaluation_interval_versions if verdict else 0, False
+    while not stop.is_set() and not finished and not (verdict and verdict["solved"]):
+        params = fetch(replay, POLICY, newer_than=seen)
+        if params is None:
+            stop.wait(_POLL_S)
+            continue
+        seen, finished = params.version, bool(read_about(params.data)["finished"])
+        if seen < due and not finished:
+            continue
+        due = seen + config.evaluation_interval_versions
+        best_before = verdict["best_return"] if verdict else None
+        verdict = judge(network, params, config, best_before)
+        if best_before is None or verdict["mean_return"] > best_before:
+            replay.put_params(BEST, params.data, version=params.version)
+            if run is not None:
+                replace_file(run.best, params.data)
+        replay.put_params(EVALUATION, json.dumps(verdict).encode(), version=params.version)
+        log.info("version %d: mean return %.1f", params.version, verdict["mean_return"])
+        if metrics is not None:
+            metrics.write(_metrics_row(verdict))
+            metrics.commit()
+    return bool(verdict and verdict["solved"])
+
+
+def _metrics_row(verdict: dict[str, Any]) -> Evaluation:
+    returns = verdict["returns"]
+    return Evaluation(
+        policy_version=verdict["policy_version"], steps_learned=verdict["steps_learned"], episodes=len(returns),
+        mean_return=verdict["mean_return"], min_return=min(returns), max_return=max(returns), solved=verdict["solved"],
+    )  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the evaluator; returns 0 if the task is solved, 1 if not."""
+    parser = argparse.ArgumentParser(prog="python -m dqn.evaluator", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
+    parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes the metrics and the best network")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    torch.set_num_threads(1)
+    stop = stop_on_signals()
+    try:
+        with contextlib.ExitStack() as stack:
+            replay = stack.enter_context(replay_client.connect(options.address))
+            run = RunDirectory(options.run_dir) if options.run_dir else None
+            metrics = stack.enter_context(Metrics(run)) if run else None
+            config = await_config(replay, stop)
+            solved = evaluate(replay, config, run, metrics, stop) if config else False
+    except ReplayError as error:
+        log.error("%s: %s", error.name, error)
+        return 1
+    return 0 if solved else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

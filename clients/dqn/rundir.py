@@ -1,0 +1,173 @@
+"""The run directory: what was asked for, with which versions, what came of it, and where to go on.
+
+    config.json      the hyper-parameters, the seed among them
+    versions.json    of Python and of the packages that matter
+    metrics.sqlite   one table each for training episodes, the learner's metrics and evaluations
+    checkpoints/     one directory per checkpoint, named by its updates; written elsewhere and renamed, so always whole
+    best.safetensors the network with the best evaluation
+    logs/, replay/   what `replaysvc demo` keeps beside them: its processes' output and the service's store
+
+Any number of processes may have it open: the metrics are in WAL mode and each process writes through one connection.
+"""
+
+import json
+import os
+import platform
+import sqlite3
+import time
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from dqn.config import Config
+
+PACKAGES = ("replaysvc", "torch", "gymnasium", "safetensors", "numpy", "grpcio")
+_COMMIT_INTERVAL_S = 0.5  # rows wait at most this long for a commit, or longer if no further row comes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEpisode:
+    """One finished episode of an actor. `seed` is what its environment was reset with."""
+
+    actor: str
+    env: int
+    policy_version: int
+    return_: float
+    length: int
+    terminated: bool
+    truncated: bool
+    seed: int
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMetrics:
+    """Means over the updates since the last row.
+
+    `staleness`: versions between the learner's and that of the sampled episodes. `samples_per_s`: transitions trained on.
+    `waited_s`: time in which the steps for the next update were not there yet.
+    """
+
+    updates: int
+    steps: int
+    policy_version: int
+    loss: float
+    staleness: float
+    samples_per_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The returns of one version's greedy episodes."""
+
+    policy_version: int
+    steps_learned: int
+    episodes: int
+    mean_return: float
+    min_return: float
+    max_return: float
+    solved: bool
+
+
+Row: TypeAlias = TrainEpisode | LearnerMetrics | Evaluation
+_TABLES: dict[type, str] = {TrainEpisode: "train_episodes", LearnerMetrics: "learner", Evaluation: "evaluations"}
+
+
+class RunDirectory:
+    """Paths and configuration of one run. Immutable; every process opens its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the run at `path`. Raises FileNotFoundError if there is none."""
+        self.path = path
+        self.checkpoints, self.best, self.metrics = path / "checkpoints", path / "best.safetensors", path / "metrics.sqlite"
+        self.config = Config.from_json((path / "config.json").read_text())
+
+    @staticmethod
+    def create(path: Path, config: Config) -> "RunDirectory":
+        """Makes the run directory. Raises FileExistsError if `path` holds a run already: resume it, or choose another."""
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if (path / "config.json").exists():
+            raise FileExistsError(f"{path}: expected no run there, found one; resume it or choose another directory")
+        replace_file(path / "versions.json", json.dumps(versions(), indent=2).encode())
+        with sqlite3.connect(path / "metrics.sqlite") as database:
+            database.execute("PRAGMA journal_mode=WAL")
+            for row, table in _TABLES.items():
+                columns = ", ".join(field.name for field in fields(row))
+                database.execute(f"CREATE TABLE {table} (time_s REAL NOT NULL, {columns})")
+        database.close()
+        replace_file(path / "config.json", config.to_json().encode())  # last: a directory with a configuration is whole
+        return RunDirectory(path)
+
+
+class Metrics:
+    """A process's connection to the metrics. Used by one thread; a context manager that commits and closes."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._database = sqlite3.connect(run.metrics, timeout=30)
+        self._database.execute("PRAGMA synchronous=OFF")  # metrics may lose their last rows in a power cut, not earlier ones
+        self._committed_at = time.monotonic()
+
+    def write(self, row: Row) -> None:
+        """Adds a row, stamped with the current time."""
+        names = [field.name for field in fields(row)]
+        values: list[Any] = [time.time(), *(getattr(row, name) for name in names)]
+        marks = ", ".join("?" * len(values))
+        self._database.execute(f"INSERT INTO {_TABLES[type(row)]} (time_s, {', '.join(names)}) VALUES ({marks})", values)
+        if time.monotonic() - self._committed_at >= _COMMIT_INTERVAL_S:
+            self.commit()
+
+    def commit(self) -> None:
+        """Makes the rows visible to other processes."""
+        self._database.commit()
+        self._committed_at = time.monotonic()
+
+    def last(self, row: type[Row], count: int) -> list[dict[str, Any]]:
+        """Returns the newest `count` rows of a kind, the newest first, by column name; `time_s` is among them."""
+        cursor = self._database.execute(f"SELECT * FROM {_TABLES[row]} ORDER BY rowid DESC LIMIT ?", (count,))
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, values, strict=True)) for values in cursor]
+
+    def close(self) -> None:
+        """Commits and closes."""
+        self._database.commit()
+        self._database.close()
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that a run's result depends on."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a distribution"
+    return found
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes `data` to `path` so that a reader finds the old content or the new, never a part, also after a power cut."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with unfinished.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

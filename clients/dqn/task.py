@@ -1,0 +1,85 @@
+"""What all processes of a run agree on: environments, table, network, random streams, and how they end.
+
+The processes share nothing but the service. The learner publishes its configuration there, so an actor or an evaluator
+needs an address and no more, and may run on another machine.
+"""
+
+import signal
+import threading
+from functools import partial
+from types import FrameType
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from replay_client import NotFoundError, Params, Replay, Signature, Table, TableConfig
+
+from dqn.config import Config
+from dqn.network import QNetwork
+
+POLICY = "policy"  # parameter set: the learner's network as safetensors, with its progress in the header
+EVALUATION = "evaluation"  # parameter set: the evaluator's newest verdict as JSON
+BEST = "best"  # parameter set: the network with the best evaluation so far, as safetensors
+CONFIG = "config"  # parameter set: the hyper-parameters as JSON
+
+ACTING, EVALUATING = 1, 2  # streams of random numbers, which must never be the same
+
+
+def make_envs(config: Config, count: int) -> SyncVectorEnv:
+    """Returns `count` environments stepped together, each reset by the caller, so that every episode has a known seed."""
+    return SyncVectorEnv([partial(gym.make, config.env_id)] * count, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def make_table(replay: Replay, config: Config) -> Table:
+    """Returns the table of the run, made if absent: whoever comes first makes it."""
+    env = gym.make(config.env_id)
+    signature = Signature.from_env(env)
+    env.close()
+    options = TableConfig(capacity_steps=config.capacity_steps, flush_interval_s=config.flush_interval_s)
+    return replay.create_table(config.table, signature, options, exist_ok=True)
+
+
+def make_network(config: Config) -> QNetwork:
+    """Returns a new network for the run's environment. Raises ValueError for spaces that a Q network cannot serve."""
+    env = gym.make(config.env_id)
+    observation, action = env.observation_space, env.action_space
+    env.close()
+    if not (isinstance(observation, gym.spaces.Box) and len(observation.shape) == 1 and isinstance(action, gym.spaces.Discrete)):
+        raise ValueError(f"{config.env_id}: expected a flat Box observation and Discrete actions, found {observation}, {action}")
+    if action.start != 0:
+        raise ValueError(f"{config.env_id}: expected actions counted from 0, found {action}")
+    return QNetwork(observation.shape[0], int(action.n), config.hidden)
+
+
+def random_stream(config: Config, role: int, *parts: int) -> np.random.Generator:
+    """Returns a generator of its own for a role; `parts` tell apart what must differ within the role."""
+    return np.random.default_rng([config.seed, role, *parts])
+
+
+def fetch(replay: Replay, name: str, *, newer_than: int = -1) -> Params | None:
+    """Returns a parameter set if there is one above version `newer_than`."""
+    try:
+        return replay.get_params(name, newer_than=newer_than)
+    except NotFoundError:  # nobody has put it yet
+        return None
+
+
+def await_config(replay: Replay, stop: threading.Event) -> Config | None:
+    """Returns the configuration of the run that the service serves, once the learner has published it; None if stopped."""
+    while not stop.is_set():
+        if found := fetch(replay, CONFIG):
+            return Config.from_json(found.data.decode())
+        stop.wait(0.1)
+    return None
+
+
+def stop_on_signals() -> threading.Event:
+    """Returns an event that SIGTERM and SIGINT set, so that a process ends between two steps and flushes."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return stop

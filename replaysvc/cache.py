@@ -1,0 +1,175 @@
+"""The cache of decoded chunks: one arena of rows, in stored precision, filled by two rings.
+
+The recent ring takes every chunk as it is committed, the faulted ring those that were read back from disk; each is
+overwritten in its own order, so a learner that reads old data does not push out what actors just wrote. A batch is
+gathered by one `take` per column over the whole arena.
+
+A chunk of n steps takes n + 1 arena rows in every column (its last observation has a row of its own; the last row of the
+other columns is unused). Values cast to float16 around an offset keep that offset in a second, smaller arena, one slot a
+chunk. A column in which a chunk had to be kept lossless is widened to the declared dtype for good, which empties the
+cache once.
+
+Memory is reserved at once but only touched as rows are used. Not thread-safe: the table's lock is held around every call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replaysvc.codec import StoredColumn, widen
+from replaysvc.spec import Signature
+from replaysvc.types import Array
+
+_ROWS_PER_SLOT = 8  # a chunk shorter than this on average wastes rows; bounds the arena of offsets
+
+
+class Ring:
+    """A range of arena rows and slots, handed out in order; the oldest entries are overwritten."""
+
+    def __init__(self, first: int, rows: int, first_slot: int, slots: int) -> None:
+        self._first, self._rows = first, rows
+        self._first_slot = first_slot
+        self._owner = np.full(slots, -1, np.int64)  # by slot: the index row of the chunk
+        self._begin = np.zeros(slots, np.int64)  # by slot: its arena row
+        self._length = np.zeros(slots, np.int64)
+        self._head = self._tail = 0  # slots used in all, and the oldest still alive
+        self._next = 0  # arena row, within the ring, where the next chunk goes
+        self.used = 0
+
+    def take(self, owner: int, length: int) -> tuple[int, int, list[tuple[int, int]]] | None:
+        """Returns (arena row, slot, overwritten (owner, arena row)), or None if the chunk is larger than the ring."""
+        slots = len(self._owner)
+        if length > self._rows or not slots:
+            return None
+        gone = []
+        if self._next + length > self._rows:  # a chunk lies in one piece; the rest up to the end stays unused this time
+            gone += self._free(self._next, self._rows)
+            self._next = 0
+        begin = self._next
+        gone += self._free(begin, begin + length)
+        if self._head - self._tail == slots:
+            gone.append(self._drop())
+        slot = self._head % slots
+        self._owner[slot], self._begin[slot], self._length[slot] = owner, begin, length
+        self._head += 1
+        self._next += length
+        self.used += length
+        return self._first + begin, self._first_slot + slot, gone
+
+    def _free(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Drops the oldest entries while they overlap rows [begin, end)."""
+        gone = []
+        while self._tail < self._head:
+            slot = self._tail % len(self._owner)
+            at = int(self._begin[slot])
+            if at >= end or at + int(self._length[slot]) <= begin:
+                break
+            gone.append(self._drop())
+        return gone
+
+    def _drop(self) -> tuple[int, int]:
+        slot = self._tail % len(self._owner)
+        self._tail += 1
+        self.used -= int(self._length[slot])
+        return int(self._owner[slot]), self._first + int(self._begin[slot])
+
+
+class Cache:
+    """Decoded chunks of one table within a byte budget for each ring."""
+
+    RECENT, FAULTED = 0, 1
+
+    def __init__(self, signature: Signature, recent_bytes: int, faulted_bytes: int) -> None:
+        self._specs = signature.columns
+        self._wide = [not spec.cast for spec in self._specs]
+        self._budgets = (recent_bytes, faulted_bytes)
+        self._arenas: list[Array] = []
+        self._offsets: list[Array | None] = []
+        self._has_offset: list[Array | None] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._row_bytes = 0
+        for spec, wide in zip(self._specs, self._wide, strict=True):
+            dtype = spec.dtype if wide else spec.stored_dtype
+            self._row_bytes += int(np.prod(spec.shape)) * dtype.itemsize
+            if not wide:
+                self._row_bytes += spec.row_bytes // _ROWS_PER_SLOT + 1
+        rows = [budget // max(self._row_bytes, 1) for budget in self._budgets]
+        slots = [max(1, count // _ROWS_PER_SLOT) for count in rows]
+        self._slots = sum(slots)
+        self._rings = (Ring(0, rows[0], 0, slots[0]), Ring(rows[0], rows[1], slots[0], slots[1]))
+        self._arenas = [
+            np.empty((sum(rows), *spec.shape), spec.dtype if wide else spec.stored_dtype)
+            for spec, wide in zip(self._specs, self._wide, strict=True)
+        ]
+        self._offsets = [None] * len(self._specs)
+        self._has_offset = [None] * len(self._specs)
+
+    @property
+    def used_bytes(self) -> int:
+        """Returns the bytes that cached chunks take."""
+        return sum(ring.used for ring in self._rings) * self._row_bytes
+
+    def resize(self, recent_bytes: int, faulted_bytes: int) -> None:
+        """Changes the budgets and empties the cache; the caller forgets every location."""
+        self._budgets = (recent_bytes, faulted_bytes)
+        self._reset()
+
+    def fits(self, columns: Sequence[StoredColumn]) -> bool:
+        """Returns whether the arena can hold these columns as it is; if not, call `widen_for` first."""
+        return all(
+            wide or column.values.dtype == spec.stored_dtype
+            for column, spec, wide in zip(columns, self._specs, self._wide, strict=True)
+        )
+
+    def widen_for(self, columns: Sequence[StoredColumn]) -> None:
+        """Widens the columns that these need wide, and empties the cache; the caller forgets every location."""
+        self._wide = [
+            wide or column.values.dtype != spec.stored_dtype
+            for column, spec, wide in zip(columns, self._specs, self._wide, strict=True)
+        ]
+        self._reset()
+
+    def insert(self, ring: int, row: int, columns: Sequence[StoredColumn], n_steps: int) -> tuple[int, int, list[tuple[int, int]]] | None:
+        """Copies a decoded chunk in. Returns (location, slot, overwritten (index row, location)); None if it is too large."""
+        place = self._rings[ring].take(row, n_steps + 1)
+        if place is None:
+            return None
+        location, slot, _ = place
+        for i, (column, spec) in enumerate(zip(columns, self._specs, strict=True)):
+            values = widen(column, spec) if self._wide[i] and spec.cast else column.values
+            self._arenas[i][location : location + len(values)] = values
+            if not self._wide[i]:
+                self._put_offset(i, slot, column.offsets)
+        return place
+
+    def _put_offset(self, i: int, slot: int, offsets: Array | None) -> None:
+        has, values = self._has_offset[i], self._offsets[i]
+        if has is None or values is None:
+            if offsets is None:
+                return
+            has = self._has_offset[i] = np.zeros(self._slots, np.bool_)
+            values = self._offsets[i] = np.empty((self._slots, *self._specs[i].shape), self._specs[i].dtype)
+        has[slot] = offsets is not None
+        if offsets is not None:
+            values[slot] = offsets
+
+    def dtype(self, i: int) -> np.dtype[Any]:
+        """Returns the dtype in which column `i` is held at present."""
+        return self._arenas[i].dtype
+
+    def take(self, i: int, rows: Array, slots: Array) -> tuple[Array, Array | None, Array | None]:
+        """Returns column `i` at arena `rows` [B], and the (items, offsets) of those that stand around an offset.
+
+        `slots` [B] are the slots of the chunks that the rows belong to. Rows must be valid; memory is the caller's.
+        """
+        values = self._arenas[i].take(rows, axis=0)
+        has, offsets = self._has_offset[i], self._offsets[i]
+        if has is None or offsets is None or self._wide[i]:
+            return values, None, None
+        items = np.flatnonzero(has.take(slots))
+        if not items.size:
+            return values, None, None
+        return values, items.astype(np.uint32), offsets.take(slots[items], axis=0)

@@ -1,0 +1,9 @@
+"""A chunk to bytes and back: cast (lossy, declared), then delta, shuffle and zstd (exact). See `header` for the bytes."""
+
+from replaysvc.codec.cast import StoredColumn, widen
+from replaysvc.codec.checksum import checksum
+from replaysvc.codec.decoder import ChunkDecoder, DecodedChunk
+from replaysvc.codec.encoder import ChunkEncoder
+from replaysvc.codec.header import ChunkHeader, ChunkInfo, read_header
+
+__all__ = ["ChunkDecoder", "ChunkEncoder", "ChunkHeader", "ChunkInfo", "DecodedChunk", "StoredColumn", "checksum", "read_header", "widen"]

@@ -1,0 +1,80 @@
+"""Columns from chunks, many chunks at a time. Trusts nothing: every size comes from the signature and the step count."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from replaysvc.codec.cast import StoredColumn
+from replaysvc.codec.delta import delta_decode
+from replaysvc.codec.header import ChunkHeader, Payload, Stage, bits_dtype, read_header, rows_of, stored_shape
+from replaysvc.codec.shuffle import unshuffle
+from replaysvc.codec.zstd import decompress
+from replaysvc.errors import ChunkCorruptError
+from replaysvc.spec import FieldSpec, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedChunk:
+    """A chunk in stored precision; arrays may be read-only."""
+
+    header: ChunkHeader
+    columns: tuple[StoredColumn, ...]
+
+
+class ChunkDecoder:
+    """Decodes the chunks of one signature. Thread-safe."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+
+    def decode(self, chunks: Sequence[bytes | memoryview]) -> list[DecodedChunk]:
+        """Returns the chunks decoded, in order.
+
+        Raises:
+          ChunkCorruptError, FormatVersionError, SpecMismatchError: as `read_header`, or a payload that is not what the
+            header says; then nothing is returned.
+        """
+        headers = [read_header(chunk, self._signature) for chunk in chunks]
+        frames, sizes = [], []
+        for chunk, header in zip(chunks, headers, strict=True):
+            data = memoryview(chunk)
+            for payload in header.payloads:
+                if payload.stages & Stage.ZSTD:
+                    frames.append(data[payload.start : payload.start + payload.stored])
+                    sizes.append(payload.raw)
+        contents = iter(decompress(frames, sizes))
+        decoded = []
+        for chunk, header in zip(chunks, headers, strict=True):
+            data = memoryview(chunk)
+            columns = []
+            for i, (spec, payload) in enumerate(zip(self._signature.columns, header.payloads, strict=True)):
+                raw: Any = next(contents) if payload.stages & Stage.ZSTD else data[payload.start : payload.start + payload.stored]
+                columns.append(_decode_column(spec, rows_of(i, header.info.n_steps, self._signature), payload, raw))
+            decoded.append(DecodedChunk(header, tuple(columns)))
+        return decoded
+
+
+def _decode_column(spec: FieldSpec, rows: int, payload: Payload, raw: Any) -> StoredColumn:
+    dtype = np.dtype(np.float16) if payload.stages & Stage.CAST else spec.dtype
+    shape = stored_shape(spec, rows)
+    offsets = None
+    start = 0
+    if payload.stages & Stage.OFFSETS:
+        start = spec.row_bytes
+        offsets = np.frombuffer(raw, spec.dtype, math.prod(spec.shape)).reshape(spec.shape)
+        if not np.isfinite(offsets).all():
+            raise ChunkCorruptError(f"chunk: the offsets of column {spec.name} are not finite")
+    if not math.prod(shape):
+        return StoredColumn(np.empty(shape, dtype), offsets)
+    body = np.frombuffer(raw, np.uint8, offset=start)
+    if payload.stages & Stage.SHUFFLE:
+        body = unshuffle(body, dtype.itemsize)
+    if payload.stages & Stage.DELTA:
+        body = delta_decode(body.view(bits_dtype(dtype)).reshape(shape)).reshape(-1).view(np.uint8)
+    if dtype.kind == "b" and body.max() > 1:
+        raise ChunkCorruptError(f"chunk: column {spec.name} holds bytes that are no bools")
+    values = body.view(dtype).reshape(shape)
+    return StoredColumn(values, offsets)

@@ -1,0 +1,58 @@
+"""Parallel arrays that grow at one end and lose rows at the other: how a table's index is kept.
+
+Rows are counted from the first ever added and never shift: when old rows are removed, `base` moves, and array index =
+row - base. Links between rows therefore stay true. Not thread-safe.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from replaysvc.types import Array
+
+
+class Columns:
+    """Parallel arrays that grow at the end and lose rows at the start; each append is amortised O(1)."""
+
+    def __init__(self, fields: Mapping[str, str], base: int = 0) -> None:
+        self.base = base  # the row of the first kept entry
+        self._start = self._stop = 0  # kept entries within the arrays
+        self._size = 64
+        self._arrays = {name: np.empty(self._size, code) for name, code in fields.items()}
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @property
+    def end(self) -> int:
+        """Returns the row after the last one."""
+        return self.base + len(self)
+
+    def __getitem__(self, name: str) -> Array:
+        """Returns the kept entries of one field, a view: entry i is row base + i."""
+        return self._arrays[name][self._start : self._stop]
+
+    def append(self, values: Mapping[str, Array]) -> None:
+        """Adds rows; `values` has every field, all of one length."""
+        count = len(next(iter(values.values())))
+        if self._stop + count > self._size:
+            self._move(max(64, 2 * (len(self) + count)))
+        for name, array in self._arrays.items():
+            array[self._stop : self._stop + count] = values[name]
+        self._stop += count
+
+    def remove_to(self, row: int) -> None:
+        """Forgets the rows before `row`."""
+        gone = max(0, min(row, self.end) - self.base)
+        self._start += gone
+        self.base += gone
+        if self._start > 1024 and self._start > 2 * len(self):
+            self._move(max(64, 2 * len(self)))
+
+    def _move(self, size: int) -> None:
+        kept = len(self)
+        for name, array in self._arrays.items():
+            moved = np.empty(size, array.dtype)
+            moved[:kept] = array[self._start : self._stop]
+            self._arrays[name] = moved
+        self._start, self._stop, self._size = 0, kept, size

@@ -1,0 +1,101 @@
+"""The committer: one thread that owns every write transaction of a store, and makes many appends durable with one sync.
+
+A commit takes all that waits. The next one starts `commit_interval_s` after it began, or sooner if a writer waits in
+`flush` or enough bytes have gathered; so a quiet store answers at once and a busy one syncs twenty times a second.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from replaysvc.config import StoreConfig
+from replaysvc.errors import CapacityError, UnavailableError
+from replaysvc.staging import AppendRequest
+
+log = logging.getLogger(__name__)
+
+
+class Target(Protocol):
+    """A table, as the committer sees it."""
+
+    def commit(self, requests: list[AppendRequest]) -> None:
+        """Stores the requests and settles each `done`; must not raise."""
+
+
+class Committer:
+    """Gathers append requests of all tables and commits them in order of arrival."""
+
+    def __init__(self, config: StoreConfig, *, monotonic: Callable[[], float]) -> None:
+        self._config, self._monotonic = config, monotonic
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Target, AppendRequest, int]] = deque()
+        self._queued_bytes = 0
+        self._urgent = self._closing = False
+        self._last_begin = -float("inf")
+        self.commits = 0
+        self._thread = threading.Thread(target=self._run, name="replaysvc-committer", daemon=True)
+        self._thread.start()
+
+    def submit(self, target: Target, request: AppendRequest) -> None:
+        """Queues a request.
+
+        Raises:
+          CapacityError: `queue_bytes` are waiting already; send it again later.
+          UnavailableError: the store is closing.
+        """
+        size = request.memory_bytes
+        with self._changed:
+            if self._closing:
+                raise UnavailableError("append: the store is closing")
+            if self._queue and self._queued_bytes + size > self._config.queue_bytes:
+                raise CapacityError(f"append: {self._queued_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})")
+            self._queue.append((target, request, size))
+            self._queued_bytes += size
+            self._urgent |= request.urgent
+            self._changed.notify()
+
+    def hurry(self) -> None:
+        """Commits what is queued without gathering more."""
+        with self._changed:
+            self._urgent = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Commits what is queued, then ends the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _gather(self) -> list[tuple[Target, AppendRequest, int]]:
+        """Waits for a commit's worth of requests; an empty list says that the end has come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            due = self._last_begin + self._config.commit_interval_s
+
+            def ready() -> bool:
+                return self._urgent or self._closing or self._queued_bytes >= self._config.commit_bytes
+
+            while not ready() and (left := due - self._monotonic()) > 0:
+                self._changed.wait(left)
+            self._last_begin = self._monotonic()
+            taken, size = [], 0
+            while self._queue and size < self._config.commit_bytes:
+                taken.append(self._queue.popleft())
+                size += taken[-1][2]
+            if not self._queue:
+                self._urgent = False
+            return taken
+
+    def _run(self) -> None:
+        while taken := self._gather():
+            by_target: dict[int, tuple[Target, list[AppendRequest]]] = {}
+            for target, request, _ in taken:
+                by_target.setdefault(id(target), (target, []))[1].append(request)
+            for target, requests in by_target.values():
+                target.commit(requests)
+                self.commits += 1
+            with self._changed:
+                self._queued_bytes -= sum(size for _, _, size in taken)

@@ -1,0 +1,323 @@
+"""`replaysvc demo`: a service, two actors, a learner and an evaluator, each a process of its own, learn CartPole-v1.
+
+This module starts the processes, watches them, shows how far they are and ends them; what they do is in `clients/dqn`.
+No child outlives it: each has its own process group, which is ended in every way out of here, and is told by the kernel
+to end should this process be killed.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import replay_client
+from dqn.config import Config
+from dqn.rundir import LearnerMetrics, Metrics, RunDirectory, TrainEpisode
+from replay_client import NotFoundError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as Grid
+
+from replaysvc.types import TableStats
+
+_NEEDED = ("dqn", "torch", "gymnasium", "safetensors", "lmdb")
+_START_TIMEOUT_S = 60.0  # for the service to listen
+_STOP_TIMEOUT_S = 15.0  # for a process to end by itself, then it is killed
+_POLL_S = 0.25
+_LINE_INTERVAL_S = 5.0  # between two lines where there is no terminal
+_LOG_LINES = 15  # shown of a process that failed
+_RECENT_EPISODES = 20
+
+# The child asks to be terminated when its parent dies, then becomes the program that was asked for. A function run between
+# fork and exec could do the same, but is unsafe in a process with threads.
+_LAUNCH = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process of the demo, and the file that takes what it prints."""
+
+    name: str
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def last_lines(self) -> str:
+        """Returns the end of what the process printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+
+
+class Children:
+    """The processes of the demo, in the order of their start. A context manager that ends all of them, the first one last."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._all: list[Child] = []
+
+    def start(self, name: str, *arguments: str) -> Child:
+        """Starts `python -m ARGUMENTS` in a process group of its own."""
+        log = self._logs / f"{name}.log"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), "-u", "-m", *arguments]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, process_group=0
+            )
+        self._all.append(Child(name, process, log))
+        return self._all[-1]
+
+    def failed(self) -> Child | None:
+        """Returns a process that ended with an error, or a service that ended at all."""
+        for child in self._all:
+            if child.process.poll() not in ((None,) if child is self._all[0] else (None, 0)):
+                return child
+        return None
+
+    def end(self, *, keep: int = 0) -> None:
+        """Ends all but the first `keep` processes: politely, then not."""
+        ending = self._all[keep:]
+        for child in ending:
+            _signal_group(child, signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for child in ending:
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                _signal_group(child, signal.SIGKILL)
+                child.process.wait()
+
+    def __enter__(self) -> "Children":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end(keep=1)  # the service goes on until the others have flushed
+        finally:
+            self.end()
+
+
+def run_demo(
+    *, directory: Path | None = None, seed: int = 1, time_limit_s: float = 300.0, resume: bool = False, console: Console | None = None
+) -> int:
+    """Runs the demo to its end; returns 0 if the task was solved, 1 if not.
+
+    `directory` is the run directory, kept afterwards; by default a new one under `runs`. `resume` goes on with the run in it.
+    """
+    console = console or Console(highlight=False)
+    if missing := [package for package in _NEEDED if importlib.util.find_spec(package) is None]:
+        console.print(f"the demo needs {', '.join(missing)}: install replaysvc with the extras server, torch and gym")
+        return 1
+    path = directory or Path("runs") / time.strftime(f"demo-%Y%m%d-%H%M%S-seed{seed}")
+    try:
+        run = RunDirectory(path) if resume else RunDirectory.create(path, Config(seed=seed))
+    except OSError as error:
+        console.print(f"{error}", markup=False)
+        return 1
+    logs = path / "logs"
+    logs.mkdir(exist_ok=True)
+    try:
+        with _sigterm_interrupts(), Children(logs) as children:
+            return _Demo(run, children, console, time_limit_s).run()
+    except KeyboardInterrupt:
+        console.print(f"interrupted; `replaysvc demo --resume` goes on with run directory {path}", markup=False)
+        return 1
+
+
+class _Demo:
+    """One pass of the demo over a run directory."""
+
+    def __init__(self, run: RunDirectory, children: Children, console: Console, time_limit_s: float) -> None:
+        self._run, self._children, self._console = run, children, console
+        self._started_at = time.monotonic()
+        self._deadline = self._started_at + time_limit_s
+
+    def run(self) -> int:
+        """Starts, watches, ends, reports; returns the exit status."""
+        address = self._start_service()
+        if address is None:
+            return self._fail()
+        self._print(f"service at {address}, run directory {self._run.path}")
+        self._children.start("learner", "dqn.learner", "--address", address, "--resume", str(self._run.path))
+        for i in range(self._run.config.actors):
+            common = ("--address", address, "--run-dir", str(self._run.path))
+            self._children.start(f"actor-{i}", "dqn.actor", *common, "--index", str(i))
+        self._children.start("evaluator", "dqn.evaluator", "--address", address, "--run-dir", str(self._run.path))
+        with ExitStack() as stack:
+            metrics = stack.enter_context(Metrics(self._run))
+            replay = stack.enter_context(replay_client.connect(address))
+            watch = _Watch(replay, metrics, self._run.config)
+            ended = self._watch(watch, address)
+            failed = self._children.failed()
+            self._children.end(keep=1)
+            watch.look()
+            if watch.stats is not None:
+                for line in watch.summary():
+                    self._print(line)
+        self._print(f"wall time {time.monotonic() - self._started_at:.1f} s ({ended})")
+        self._print(f"run directory {self._run.path}")
+        if failed is not None and not watch.solved:
+            return self._fail(failed)
+        return 0 if watch.solved else 1
+
+    def _start_service(self) -> str | None:
+        """Returns the service's address as soon as it listens, None if it does not."""
+        service = self._children.start("service", "replaysvc", "serve", "--data", str(self._run.path / "replay"), "--port", "0")
+        give_up_at = min(self._deadline, time.monotonic() + _START_TIMEOUT_S)
+        while service.process.poll() is None and time.monotonic() < give_up_at:
+            if found := re.search(r"^listening on (\S+)$", service.log.read_text(errors="replace"), re.MULTILINE):
+                return found[1]
+            time.sleep(0.02)
+        return None
+
+    def _watch(self, watch: "_Watch", address: str) -> str:
+        """Shows the progress until the run ends; returns why it did."""
+        with ExitStack() as stack:
+            live = None
+            if self._console.is_terminal:
+                live = stack.enter_context(Live(console=self._console, auto_refresh=False, transient=True))
+            next_line_at = time.monotonic()
+            while True:
+                watch.look()
+                now = time.monotonic()
+                if live is not None:
+                    live.update(_grid(watch.figures() | {"service": address, "seconds": f"{now - self._started_at:.0f}"}), refresh=True)
+                elif watch.stats is not None and now >= next_line_at:
+                    self._print("  ".join(f"{name} {value}" for name, value in watch.figures().items()))
+                    next_line_at = now + _LINE_INTERVAL_S
+                if watch.solved:
+                    return "solved"
+                if self._children.failed() is not None:
+                    return "a process failed"
+                if now >= self._deadline:
+                    return "out of time"
+                time.sleep(_POLL_S)
+
+    def _fail(self, child: Child | None = None) -> int:
+        child = child or self._children.failed()
+        if child is None:
+            self._print(f"the service did not listen within {_START_TIMEOUT_S:g} s")
+        else:
+            self._print(f"{child.name} ended with status {child.process.poll()}; the end of {child.log}:\n{child.last_lines()}")
+        return 1
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+class _Watch:
+    """How far the run is, as the service and the run directory tell it."""
+
+    def __init__(self, replay: Any, metrics: Metrics, config: Config) -> None:
+        self._replay, self._metrics, self._config = replay, metrics, config
+        self._first: tuple[float, TableStats] | None = None
+        self._recent: list[tuple[float, TableStats]] = []  # looks of the last seconds
+        self._verdict: dict[str, Any] = {}
+        self.stats: TableStats | None = None
+
+    @property
+    def solved(self) -> bool:
+        """Returns whether the evaluator's newest verdict says so."""
+        return bool(self._verdict.get("solved"))
+
+    def look(self) -> None:
+        """Asks again. Before the first process has made the table there is nothing to see."""
+        try:
+            self.stats = self._replay.table(self._config.table).stats()
+        except NotFoundError:
+            return
+        now = (time.monotonic(), self.stats)
+        if self._first is None and self.stats.next_position:
+            self._first = now
+        self._recent = [*(look for look in self._recent if look[0] > now[0] - _LINE_INTERVAL_S), now]
+        try:
+            params = self._replay.get_params("evaluation")
+        except NotFoundError:
+            return
+        self._verdict = json.loads(params.data)
+
+    def figures(self) -> dict[str, str]:
+        """Returns what is worth showing while it runs."""
+        steps = self.stats.next_position if self.stats else 0
+        steps_per_s, samples_per_s = _rates(self._recent[0], self._recent[-1]) if self._recent else (0.0, 0.0)
+        learner = next(iter(self._metrics.last(LearnerMetrics, 1)), None)
+        episodes = self._metrics.last(TrainEpisode, _RECENT_EPISODES)
+        returns = [episode["return_"] for episode in episodes]
+        verdict = self._verdict
+        return {
+            "steps": f"{steps:,}", "steps/s": f"{steps_per_s:,.0f}", "samples/s": f"{samples_per_s:,.0f}",
+            "epsilon": f"{self._config.epsilon(steps):.2f}",
+            "training return": f"{sum(returns) / len(returns):.1f}" if returns else "-",
+            "evaluation": f"{verdict['mean_return']:.1f} (best {verdict['best_return']:.1f})" if verdict else "-",
+            "policy version": f"{learner['policy_version']}" if learner else "-",
+            "staleness": f"{learner['staleness']:.1f}" if learner else "-",
+        }  # fmt: skip
+
+    def summary(self) -> Iterator[str]:
+        """Yields the last lines of the demo. There are steps."""
+        verdict, stats, wanted = self._verdict, self.stats, self._config.solved_return
+        if verdict:
+            yield (
+                f"evaluation return {verdict['mean_return']:.1f}, the mean of {len(verdict['returns'])} greedy episodes of version "
+                f"{verdict['policy_version']} (wanted: {wanted:g})"
+            )
+        if stats is None or self._first is None:
+            return
+        steps_per_s, samples_per_s = _rates(self._first, self._recent[-1])
+        yield f"{stats.next_position:,} steps, {steps_per_s:,.0f} steps/s; {stats.sampled_items_total:,} samples, {samples_per_s:,.0f} samples/s"
+        if stats.steps and stats.disk_bytes and stats.stored_bytes:
+            yield (
+                f"{stats.disk_bytes / stats.steps:.1f} bytes on disk per step, {stats.raw_bytes / stats.disk_bytes:.1f}x less than raw "
+                f"(s, a, r, s'); chunks alone {stats.stored_bytes / stats.steps:.1f} bytes, {stats.raw_bytes / stats.stored_bytes:.1f}x less"
+            )
+
+
+def _rates(first: tuple[float, TableStats], last: tuple[float, TableStats]) -> tuple[float, float]:
+    """Returns steps and samples per second between two looks."""
+    seconds = max(last[0] - first[0], 1e-9)
+    steps = last[1].next_position - first[1].next_position
+    return steps / seconds, (last[1].sampled_items_total - first[1].sampled_items_total) / seconds
+
+
+def _grid(figures: dict[str, str]) -> Grid:
+    grid = Grid(title="replaysvc demo", show_header=False)
+    for name, value in figures.items():
+        grid.add_row(name, value)
+    return grid
+
+
+def _signal_group(child: Child, number: signal.Signals) -> None:
+    if child.process.poll() is None:  # not reaped yet, so its number cannot name another process
+        os.killpg(child.process.pid, number)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Makes SIGTERM end the demo as Ctrl-C does. Only the main thread may change what signals do."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

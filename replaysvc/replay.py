@@ -1,0 +1,244 @@
+"""The whole product as a plain object, without a network: a store and its tables in this process.
+
+`Replay` and `EmbeddedTable` have the methods of the client's objects and pass the same tests. The doors (gRPC, admin)
+call `Replay.engine` for the engine of a table.
+"""
+
+import itertools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from replaysvc.batch import assemble, episode_columns
+from replaysvc.codec import ChunkDecoder
+from replaysvc.committer import Committer
+from replaysvc.config import StoreConfig, TableConfig, check_name, check_number
+from replaysvc.embedded_sink import EmbeddedSink, Ticker
+from replaysvc.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.spec import Signature
+from replaysvc.storage import Store
+from replaysvc.table import Table
+from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transitions
+from replaysvc.writer import Writer
+
+
+class Replay:
+    """A store directory, opened by this process alone. Thread-safe; a context manager that closes."""
+
+    def __init__(
+        self, path: str | Path, config: StoreConfig | None = None, *, clock: Callable[[], float] = time.time,
+        rng: np.random.Generator | None = None,
+    ) -> None:  # fmt: skip
+        """Opens the store at `path`, or makes one in a directory that is absent or empty.
+
+        `clock` gives seconds since 1970. `rng` makes the draws that have no seed of their own.
+
+        Raises:
+          StoreLockedError, FormatVersionError, StorageError: the directory cannot be used; nothing in it was touched.
+        """
+        self.config = config or StoreConfig()
+        self._clock, self._rng = clock, rng or np.random.default_rng()
+        self._lock = threading.Lock()
+        self._store = Store(path, clock=clock)
+        self._committer = Committer(self.config, monotonic=time.monotonic)
+        self._ticker = Ticker()
+        self._tables: dict[str, Table] = {}
+        self._closed = False
+        stores = self._store.tables()
+        for name, store in sorted(stores.items()):
+            self._tables[name] = Table(store, self._committer, self._shares(len(stores)), clock=clock, rng=self._rng.spawn(1)[0])
+
+    def _shares(self, tables: int) -> tuple[int, int]:
+        count = max(1, tables)
+        return self.config.recent_cache_bytes // count, self.config.faulted_cache_bytes // count
+
+    def create_table(
+        self, name: str, signature: Signature, config: TableConfig | None = None, *, exist_ok: bool = False
+    ) -> "EmbeddedTable":
+        """Makes a table; with `exist_ok`, returns the existing one, whose own configuration holds.
+
+        Raises:
+          AlreadyExistsError: the name is taken, or (with `exist_ok`) by a table of another signature.
+        """
+        check_name("table", name)
+        if not isinstance(signature, Signature):
+            raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
+        config = config or TableConfig()
+        with self._lock:
+            self._check_open()
+            if name in self._tables:
+                if not exist_ok:
+                    raise AlreadyExistsError(f"table {name} exists already")
+                if self._tables[name].signature != signature:
+                    raise AlreadyExistsError(f"table {name} exists with another signature: {self._tables[name].signature}")
+                return EmbeddedTable(self, self._tables[name])
+            description = {"signature": signature.to_json(), "config": config.to_json()}
+            store = self._store.create_table(name, description, segment_bytes=segment_bytes(config))
+            shares = self._shares(len(self._tables) + 1)
+            for other in self._tables.values():
+                other.resize_cache(*shares)
+            self._tables[name] = Table(store, self._committer, shares, clock=self._clock, rng=self._rng.spawn(1)[0])
+            return EmbeddedTable(self, self._tables[name])
+
+    def table(self, name: str) -> "EmbeddedTable":
+        """Returns a table. Raises NotFoundError."""
+        return EmbeddedTable(self, self.engine(name))
+
+    def engine(self, name: str) -> Table:
+        """Returns the engine of a table, for the doors. Raises NotFoundError."""
+        with self._lock:
+            self._check_open()
+            if name not in self._tables:
+                raise NotFoundError(f"table {name!r} does not exist; there are {sorted(self._tables)}")
+            return self._tables[name]
+
+    def tables(self) -> list[str]:
+        """Returns the names of all tables."""
+        with self._lock:
+            self._check_open()
+            return sorted(self._tables)
+
+    def delete_table(self, name: str) -> None:
+        """Deletes a table with all its data. Raises NotFoundError."""
+        table = self.engine(name)
+        with self._lock:
+            if self._tables.pop(name, None) is None:
+                raise NotFoundError(f"table {name!r} does not exist")
+            table.close(NotFoundError(f"table {name!r} was deleted"))
+            self._store.delete_table(name)
+            for other in self._tables.values():
+                other.resize_cache(*self._shares(len(self._tables)))
+
+    def put_params(self, name: str, data: bytes, *, version: int) -> None:
+        """Keeps a parameter set, durably, in place of the one of a smaller version.
+
+        Raises:
+          AlreadyExistsError: the stored version is as large or larger (putting the same again is fine).
+        """
+        check_name("params", name)
+        check_number("version", version, 0, (1 << 63) - 1)
+        if not isinstance(data, bytes):
+            raise SpecMismatchError("data", "bytes", type(data).__name__)
+        with self._lock:
+            self._check_open()
+            self._store.put_params(name, version, data)
+
+    def get_params(self, name: str, *, newer_than: int = -1) -> Params | None:
+        """Returns the parameter set `name` if its version is above `newer_than`, else None.
+
+        Raises:
+          NotFoundError: nothing was put under this name yet.
+        """
+        check_number("newer_than", newer_than, -1, (1 << 63) - 1)
+        with self._lock:
+            self._check_open()
+            version = self._store.params().get(name)
+            if version is None:
+                raise NotFoundError(f"params {name!r} do not exist")
+            if version <= newer_than:
+                return None
+            found = self._store.get_params(name)
+        if found is None:
+            raise NotFoundError(f"params {name!r} do not exist")
+        return Params(*found)
+
+    def close(self) -> None:
+        """Makes durable what was appended, and closes the store. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ticker.close()
+        self._committer.close()
+        for table in self._tables.values():
+            table.close(UnavailableError("the store is closed"))
+        self._store.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("the store is closed")
+
+    def __enter__(self) -> "Replay":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def make_sink(self, engine: Table, actor: str) -> EmbeddedSink:
+        """Returns a sink that appends to `engine` as a new session."""
+        return EmbeddedSink(engine, self._committer, self._ticker, actor)
+
+
+class EmbeddedTable:
+    """A table of a store in this process."""
+
+    def __init__(self, replay: Replay, engine: Table) -> None:
+        self._replay, self._engine = replay, engine
+        self.name, self.signature, self.config = engine.name, engine.signature, engine.config
+
+    def writer(self, actor: str = "") -> Writer:
+        """Returns a writer of episodes; `actor` names who writes, up to 128 characters."""
+        if not isinstance(actor, str) or len(actor) > 128 or not actor.isprintable():
+            raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor))
+        sink = self._replay.make_sink(self._engine, actor)
+        return Writer(self.signature, self.config, sink, clock=time.monotonic)
+
+    def sample(
+        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Batch:  # fmt: skip
+        """Returns a batch of `batch_size` transitions, drawn with replacement.
+
+        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready.
+
+        Raises:
+          NotReadyError: the table holds too few steps; says how many of how many.
+        """
+        columns = self._engine.draw(batch_size, what, sampler=sampler, seed=seed, timeout_s=timeout_s)
+        return assemble(self.signature, {column.name: column for column in columns})
+
+    def stream(
+        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4, timeout_s: float = 60.0
+    ) -> Iterator[Batch]:
+        """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
+        check_number("prefetch", prefetch, 1, 64)
+        return (self.sample(batch_size, what, sampler=sampler, timeout_s=timeout_s) for _ in itertools.count())
+
+    def stats(self) -> TableStats:
+        """Returns the table's counters."""
+        return self._engine.stats()
+
+    def episodes(
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
+    ) -> list[EpisodeRecord]:
+        """Returns records of stored episodes, the newest first."""
+        return self._engine.episodes(limit, before_id, actor, closed_only)
+
+    def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+        """Returns steps [start, stop) of an episode by column name; observations have one row more.
+
+        Raises:
+          NotFoundError: no such episode. InvalidRequestError: a range outside the stored steps.
+          ChunkCorruptError: the stored bytes are damaged.
+        """
+        pieces = self._engine.episode_chunks(episode_id, start, stop)
+        decoder = ChunkDecoder(self.signature)
+        decoded = [chunk for piece in pieces for chunk in decoder.decode(piece)]
+        info = decoded[-1].header.info
+        return episode_columns(self.signature, decoded, start, info.first_step + info.n_steps if stop is None else stop)
+
+
+def segment_bytes(config: TableConfig) -> int:
+    """Returns the size at which a table's segment is full."""
+    if config.segment_bytes is not None:
+        return config.segment_bytes
+    if config.capacity_bytes is not None:
+        return max(64 << 20, min(1 << 30, config.capacity_bytes // 100))
+    return 1 << 30

@@ -1,0 +1,151 @@
+"""What a commit is about to add to a table: checks requests against the table's state and gives out ids.
+
+Runs on the committer thread alone, the only one that changes sessions and open episodes; so it needs no lock, and a
+commit that fails is forgotten by dropping the Staged object. A request is taken whole or refused whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from replaysvc.table_index import TERMINATED, TRUNCATED
+from replaysvc.codec import DecodedChunk
+from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError
+from replaysvc.storage import INDEX_DTYPE, EpisodeEntry
+from replaysvc.types import Array
+
+EpisodeName = tuple[bytes, int]  # session id and the writer's episode_key
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpisode:
+    """An episode that may get more steps."""
+
+    episode_id: int
+    length: int
+    return_: float
+    last_at_s: float  # clock time of its last commit
+
+
+@dataclass(slots=True)
+class AppendRequest:
+    """Chunks of one session that wait for their commit; `done` gets the session's last durable sequence number."""
+
+    session_id: bytes
+    actor: str
+    sequences: Sequence[int]
+    chunks: Sequence[bytes]
+    decoded: Sequence[DecodedChunk]
+    urgent: bool
+    done: "Future[int]" = field(default_factory=Future)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Returns the RAM that the request holds until it is committed."""
+        return sum(map(len, self.chunks)) + sum(chunk.header.raw_bytes for chunk in self.decoded)
+
+
+@dataclass(slots=True)
+class Staged:
+    """Accepted chunks in commit order, with all that the store and the index need to know of them."""
+
+    next_chunk_id: int
+    next_position: int
+    next_episode_id: int
+    committed_at_s: float
+    requests: list[AppendRequest] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
+    decoded: list[DecodedChunk] = field(default_factory=list)
+    episode_ids: list[int] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    entries: list[EpisodeEntry] = field(default_factory=list)
+    sessions: dict[bytes, int] = field(default_factory=dict)
+    open: dict[EpisodeName, OpenEpisode | None] = field(default_factory=dict)  # None: closed by this commit
+    duplicates: int = 0
+
+    def index(self) -> Array:
+        """Returns the index records, INDEX_DTYPE [chunks]."""
+        records = np.zeros(len(self.chunks), INDEX_DTYPE)
+        infos = [chunk.header.info for chunk in self.decoded]
+        steps = np.array([info.n_steps for info in infos], np.int64)
+        records["chunk_id"] = self.next_chunk_id + np.arange(len(infos))
+        records["position"] = self.next_position + np.cumsum(steps) - steps
+        records["episode_id"] = self.episode_ids
+        records["first_step"] = [info.first_step for info in infos]
+        records["n_steps"] = steps
+        records["flags"] = [TERMINATED * info.terminated + TRUNCATED * info.truncated for info in infos]
+        records["policy_version"] = [info.policy_version for info in infos]
+        records["return_after"] = self.returns
+        records["committed_at_s"] = self.committed_at_s
+        records["stored_bytes"] = [len(chunk) for chunk in self.chunks]
+        records["fallbacks"] = [chunk.header.fallbacks for chunk in self.decoded]
+        records["checksum"] = [chunk.header.checksum for chunk in self.decoded]
+        return records
+
+
+def stage(staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]) -> None:
+    """Adds `request` to `staged`, or raises and leaves `staged` as it was.
+
+    A chunk whose sequence number is stored already is skipped: that is what makes sending it again harmless.
+
+    Raises:
+      SequenceError: a gap in the session's sequence numbers.
+      InvalidRequestError: a chunk does not continue its episode.
+    """
+    session = request.session_id
+    last = staged.sessions.get(session, sessions.get(session, -1))
+    episodes: dict[int, OpenEpisode | None] = {}
+    taken, ids, returns, entries, duplicates = [], [], [], [], 0
+    next_episode_id = staged.next_episode_id + len(staged.entries)
+    for place, (sequence, chunk) in enumerate(zip(request.sequences, request.decoded, strict=True)):
+        if sequence <= last:
+            duplicates += 1
+            continue
+        if sequence != last + 1:
+            raise SequenceError(f"sequence: expected {last + 1}, found {sequence}")
+        last = sequence
+        info = chunk.header.info
+        name = (session, info.episode_key)
+        episode = episodes.get(info.episode_key, staged.open.get(name, open_episodes.get(name)))
+        if info.first_step == 0 and episode is None and info.episode_key not in episodes:
+            episode = OpenEpisode(next_episode_id + len(entries), 0, 0.0, 0.0)
+            entries.append(
+                EpisodeEntry(
+                    episode_id=episode.episode_id, session_id=session, episode_key=info.episode_key, actor=request.actor,
+                    started_at_s=staged.committed_at_s, metadata=info.metadata,
+                )
+            )  # fmt: skip
+        if episode is None:
+            raise InvalidRequestError(f"chunk: expected a step of an open episode, found step {info.first_step} of an unknown or closed one")
+        if episode.length != info.first_step:
+            raise InvalidRequestError(f"chunk: expected step {episode.length} of its episode, found step {info.first_step}")
+        episode = replace(
+            episode, length=episode.length + info.n_steps, return_=episode.return_ + info.reward_sum, last_at_s=staged.committed_at_s
+        )
+        episodes[info.episode_key] = None if info.terminated or info.truncated else episode
+        taken.append(place)
+        ids.append(episode.episode_id)
+        returns.append(episode.return_)
+    staged.requests.append(request)
+    staged.chunks += [request.chunks[i] for i in taken]
+    staged.decoded += [request.decoded[i] for i in taken]
+    staged.episode_ids += ids
+    staged.returns += returns
+    staged.entries += entries
+    if taken:
+        staged.sessions[session] = last
+    staged.open.update({(session, key): episode for key, episode in episodes.items()})
+    staged.duplicates += duplicates
+
+
+def stage_all(
+    staged: Staged, requests: Sequence[AppendRequest], sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]
+) -> None:
+    """Stages each request; one that is refused gets its error and does not hinder the others."""
+    for request in requests:
+        try:
+            stage(staged, request, sessions, open_episodes)
+        except ReplayError as error:
+            request.done.set_exception(error)

@@ -1,0 +1,74 @@
+"""Every touch of the file system besides LMDB's own: one object, so that tests can fail it, or end it, at any point."""
+
+import os
+import shutil
+from pathlib import Path
+
+from replaysvc.errors import StorageError
+
+CRASH_POINTS = (
+    "segment.built", "segment.renamed", "append.before_commit", "append.after_commit", "seal.before_footer", "seal.after_footer",
+    "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed", "table.deleted",
+    "params.written", "params.renamed",
+)  # fmt: skip
+"""The places at which a process may end, in the words of FORMAT.md's crash table."""
+
+_REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "glusterfs", "afs")
+
+
+class Filesystem:
+    """The real file system. All paths are directories or files of one store."""
+
+    def crashpoint(self, name: str) -> None:
+        """Does nothing; a test's subclass ends the process, or the test, here."""
+
+    def fsync_directory(self, path: Path) -> None:
+        """Makes the entries of a directory durable."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Renames, and makes both directories durable."""
+        os.rename(source, target)
+        self.fsync_directory(target.parent)
+        if source.parent != target.parent:
+            self.fsync_directory(source.parent)
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Writes a whole file, durably but for its directory entry."""
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(handle, view) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def remove_tree(self, path: Path) -> None:
+        """Removes a directory with all in it, or a file."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+    def free_bytes(self, path: Path) -> int:
+        """Returns the bytes that may still be written."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+def refuse_remote(path: Path) -> None:
+    """Raises StorageError if `path` lies on a network file system, on which LMDB's locks and maps do not hold."""
+    where = path.resolve()
+    best, kind = "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        mount = head.split()[4].encode().decode("unicode_escape")
+        if (where == Path(mount) or Path(mount) in where.parents) and len(mount) >= len(best):
+            best, kind = mount, tail.split()[0]
+    if kind.startswith(_REMOTE):
+        raise StorageError(f"store {path}: expected a local file system, found {kind} at {best}; LMDB is not safe there")

@@ -1,0 +1,90 @@
+"""The records of a segment, to bytes and back. Little-endian; each ends with the XXH3 of the bytes before it."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from replaysvc.codec import checksum
+from replaysvc.types import Array
+
+INDEX_DTYPE = np.dtype(
+    [
+        ("chunk_id", "<i8"), ("position", "<i8"), ("episode_id", "<i8"), ("first_step", "<i8"), ("n_steps", "<i4"), ("flags", "<u4"),
+        ("policy_version", "<i8"), ("return_after", "<f8"), ("committed_at_s", "<f8"), ("stored_bytes", "<u4"), ("fallbacks", "<u4"),
+        ("checksum", "<u8"),
+    ]
+)  # fmt: skip
+"""What the index knows of a chunk; FORMAT.md tells each field."""
+
+STORED_INDEX_DTYPE = np.dtype([*((name, INDEX_DTYPE[name]) for name in INDEX_DTYPE.names or ()), ("record_checksum", "<u8")])
+KEY = struct.Struct(">Q")  # big-endian, so that LMDB's byte order is numeric order
+EPISODE = struct.Struct("<Q16sQdHI")
+SESSION = struct.Struct("<qd")
+CHECKSUM = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEntry:
+    """What is known of an episode besides its chunks. `metadata` is a JSON object, or empty."""
+
+    episode_id: int
+    session_id: bytes
+    episode_key: int
+    actor: str
+    started_at_s: float
+    metadata: bytes
+
+
+def pack_index(index: Array) -> list[bytes]:
+    """Returns the stored records of INDEX_DTYPE [n]."""
+    size = INDEX_DTYPE.itemsize
+    raw = index.tobytes()
+    records = (raw[i : i + size] for i in range(0, len(raw), size))
+    return [record + CHECKSUM.pack(checksum(record)) for record in records]
+
+
+def unpack_index(records: list[bytes]) -> tuple[Array, int]:
+    """Returns (INDEX_DTYPE [n], how many records were damaged and are left out)."""
+    size = INDEX_DTYPE.itemsize
+    good = [r for r in records if len(r) == STORED_INDEX_DTYPE.itemsize and CHECKSUM.unpack_from(r, size)[0] == checksum(memoryview(r)[:size])]
+    stored = np.frombuffer(b"".join(good), STORED_INDEX_DTYPE)
+    index = np.empty(len(stored), INDEX_DTYPE)
+    for name in INDEX_DTYPE.names or ():
+        index[name] = stored[name]
+    return index, len(records) - len(good)
+
+
+def pack_episode(entry: EpisodeEntry) -> bytes:
+    """Returns the stored record of an episode."""
+    actor = entry.actor.encode()
+    head = EPISODE.pack(entry.episode_id, entry.session_id, entry.episode_key, entry.started_at_s, len(actor), len(entry.metadata))
+    body = head + actor + entry.metadata
+    return body + CHECKSUM.pack(checksum(body))
+
+
+def unpack_episode(record: bytes) -> EpisodeEntry | None:
+    """Returns the episode of a stored record, None if it is damaged."""
+    body = record[: -CHECKSUM.size]
+    if len(body) < EPISODE.size or CHECKSUM.unpack(record[-CHECKSUM.size :])[0] != checksum(body):
+        return None
+    episode_id, session_id, key, started_at_s, actor_size, metadata_size = EPISODE.unpack_from(body)
+    actor, metadata = body[EPISODE.size :][:actor_size], body[EPISODE.size + actor_size :]
+    if len(metadata) != metadata_size:
+        return None
+    return EpisodeEntry(episode_id, session_id, key, actor.decode(), started_at_s, metadata)
+
+
+def pack_session(session_id: bytes, last_sequence: int, at_s: float) -> bytes:
+    """Returns the stored mark of a session."""
+    body = SESSION.pack(last_sequence, at_s)
+    return body + CHECKSUM.pack(checksum(session_id, body))
+
+
+def unpack_session(session_id: bytes, record: bytes) -> tuple[int, float] | None:
+    """Returns (last sequence, time) of a stored mark, None if it is damaged."""
+    body = record[: -CHECKSUM.size]
+    if len(body) != SESSION.size or CHECKSUM.unpack(record[-CHECKSUM.size :])[0] != checksum(session_id, body):
+        return None
+    last_sequence, at_s = SESSION.unpack(body)
+    return last_sequence, at_s

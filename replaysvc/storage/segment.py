@@ -1,0 +1,227 @@
+"""One segment: an LMDB environment that is appended to, then sealed, then read only. The only module that imports lmdb.
+
+LMDB's rules, kept here: default syncing (a commit returns when it is durable), never writemap, never a resize, one writer
+thread, short read transactions, no memoryview past the end of its transaction, never twice in a process, never across a fork.
+"""
+
+import errno
+import json
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from replaysvc.errors import CapacityError, ReplayError, StorageError
+from replaysvc.storage.filesystem import Filesystem
+from replaysvc.storage.records import KEY, EpisodeEntry, pack_episode, pack_index, pack_session, unpack_episode, unpack_index, unpack_session
+from replaysvc.types import Array
+
+MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
+_ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
+_MAX_READERS = 256
+_NAMES = (b"chunks", b"index", b"episodes", b"sessions", b"meta")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Segment:
+    """An open segment. Reading is thread-safe; `append` and `seal` belong to one thread."""
+
+    def __init__(self, path: Path, filesystem: Filesystem, segment_bytes: int) -> None:
+        """Opens the segment at `path`, for appending unless it is sealed.
+
+        Raises:
+          StorageError: it cannot be opened, or its file is shorter than it says.
+        """
+        self.path, self._filesystem, self._map_size = path, filesystem, segment_bytes + _ROOM
+        self._full_bytes = segment_bytes
+        self._changed = threading.Condition()
+        self._pins = 0
+        self._closing = False
+        self._failed = ""
+        self._open(readonly=False)
+        self.meta: Mapping[str, Any] = self._read_meta(b"segment") or {}
+        if not self.meta:
+            self.close()
+            raise StorageError(f"segment {path}: it has no description")
+        self.sealed = self._read_meta(b"footer") is not None
+        if self.sealed:
+            self._environment.close()
+            self._open(readonly=True)
+
+    @staticmethod
+    def create(path: Path, scratch: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Mapping[bytes, tuple[int, float]]) -> "Segment":
+        """Builds a segment in `scratch`, durable before it gets its name, and returns it open."""
+        build = scratch / path.name
+        if build.exists():
+            filesystem.remove_tree(build)
+        build.mkdir(mode=0o700)
+        with _translated(build, filesystem):
+            environment = _environment(build, segment_bytes + _ROOM, readonly=False)
+            try:
+                with environment.begin(write=True) as transaction:
+                    databases = {name: environment.open_db(name, transaction) for name in _NAMES}
+                    transaction.put(b"segment", json.dumps(meta).encode(), db=databases[b"meta"])
+                    for session_id, (last_sequence, at_s) in sessions.items():
+                        transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
+                environment.sync(True)
+            finally:
+                environment.close()
+        filesystem.fsync_directory(build)
+        filesystem.crashpoint("segment.built")
+        filesystem.rename(build, path)
+        filesystem.crashpoint("segment.renamed")
+        return Segment(path, filesystem, segment_bytes)
+
+    def _open(self, *, readonly: bool) -> None:
+        with _translated(self.path, self._filesystem):
+            self._environment = _environment(self.path, self._map_size, readonly=readonly)
+            # a read past the end of a torn file would be a SIGBUS, not an exception
+            wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+            found = (self.path / "data.mdb").stat().st_size
+            if found < wanted:
+                self._environment.close()
+                raise StorageError(f"segment {self.path}: expected a file of at least {wanted} bytes, found {found}")
+            # each in a transaction of its own: a handle lives on only if its transaction is committed
+            self._databases = {name: self._environment.open_db(name, create=False) for name in _NAMES}
+
+    def _read_meta(self, key: bytes) -> dict[str, Any] | None:
+        with _translated(self.path, self._filesystem), self._environment.begin(db=self._databases[b"meta"]) as transaction:
+            value = transaction.get(key)
+        return None if value is None else dict(json.loads(value))
+
+    @property
+    def used_bytes(self) -> int:
+        """Returns the bytes of pages in use."""
+        with self._pinned():
+            return int((self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"])
+
+    @property
+    def full(self) -> bool:
+        """Returns whether the next append belongs to another segment."""
+        return self.used_bytes >= self._full_bytes
+
+    def append(
+        self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, tuple[int, float]]
+    ) -> None:
+        """Adds chunks in one transaction; durable on return, nothing of it visible on failure.
+
+        Raises:
+          CapacityError: no space on the disk. StorageError: any other failure; the segment takes no more until reopened.
+        """
+        if self._failed:
+            raise StorageError(f"segment {self.path}: it takes no more data after a failed write ({self._failed}); restart the service")
+        databases = self._databases
+        try:
+            with _translated(self.path, self._filesystem):
+                with self._environment.begin(write=True) as transaction:
+                    for record, chunk, chunk_id in zip(pack_index(index), chunks, index["chunk_id"].tolist(), strict=True):
+                        key = KEY.pack(chunk_id)
+                        # append=True returns False for a key out of order, it does not raise
+                        if not transaction.put(key, chunk, db=databases[b"chunks"], append=True):
+                            raise StorageError(f"segment {self.path}: chunk {chunk_id} is out of order")
+                        if not transaction.put(key, record, db=databases[b"index"], append=True):
+                            raise StorageError(f"segment {self.path}: index record {chunk_id} is out of order")
+                    for entry in episodes:
+                        transaction.put(KEY.pack(entry.episode_id), pack_episode(entry), db=databases[b"episodes"])
+                    for session_id, (last_sequence, at_s) in sessions.items():
+                        transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
+                    self._filesystem.crashpoint("append.before_commit")
+                self._filesystem.crashpoint("append.after_commit")
+        except CapacityError:
+            raise  # the old snapshot is whole, and space may come back
+        except ReplayError as error:
+            self._failed = str(error)
+            raise
+
+    def seal(self, footer: Mapping[str, Any]) -> None:
+        """Ends appending: writes the footer and reopens read only, when no reader is inside."""
+        self._filesystem.crashpoint("seal.before_footer")
+        with _translated(self.path, self._filesystem), self._environment.begin(write=True) as transaction:
+            transaction.put(b"footer", json.dumps(footer).encode(), db=self._databases[b"meta"])
+        self._filesystem.crashpoint("seal.after_footer")
+        with self._changed:
+            self._closing = True
+            self._changed.wait_for(lambda: self._pins == 0)
+            try:
+                self._environment.close()
+                self._open(readonly=True)
+                self.sealed = True
+            finally:
+                self._closing = False
+                self._changed.notify_all()
+        self._filesystem.crashpoint("seal.reopened")
+
+    def read(self, chunk_ids: Sequence[int]) -> list[bytes | None]:
+        """Returns the chunks' bytes, None for one that is not here."""
+        with self._pinned(), _translated(self.path, self._filesystem):
+            with self._environment.begin(db=self._databases[b"chunks"], buffers=True) as transaction:
+                views = (transaction.get(KEY.pack(chunk_id)) for chunk_id in chunk_ids)
+                return [None if view is None else bytes(view) for view in views]
+
+    def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
+        """Returns an episode's entry if it is here and intact."""
+        with self._pinned(), _translated(self.path, self._filesystem):
+            with self._environment.begin(db=self._databases[b"episodes"]) as transaction:
+                record = transaction.get(KEY.pack(episode_id))
+        return None if record is None else unpack_episode(record)
+
+    def load_index(self) -> tuple[Array, int]:
+        """Returns the index records and how many damaged ones were left out."""
+        return unpack_index([value for _, value in self._items(b"index")])
+
+    def load_episodes(self) -> tuple[list[EpisodeEntry], int]:
+        """Returns the episode entries and how many damaged ones were left out."""
+        entries = [unpack_episode(value) for _, value in self._items(b"episodes")]
+        good = [entry for entry in entries if entry is not None]
+        return good, len(entries) - len(good)
+
+    def load_sessions(self) -> dict[bytes, tuple[int, float]]:
+        """Returns the marks of sessions: (last sequence, time)."""
+        marks = {bytes(key): unpack_session(bytes(key), value) for key, value in self._items(b"sessions")}
+        return {session_id: mark for session_id, mark in marks.items() if mark is not None}
+
+    def _items(self, name: bytes) -> list[tuple[bytes, bytes]]:
+        with self._pinned(), _translated(self.path, self._filesystem):
+            with self._environment.begin(db=self._databases[name]) as transaction:
+                return list(transaction.cursor().iternext())
+
+    @contextmanager
+    def _pinned(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closing)
+            self._pins += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pins -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Closes when no reader is inside."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pins == 0)
+            self._environment.close()
+
+
+def _environment(path: Path, map_size: int, *, readonly: bool) -> Any:
+    return lmdb.open(
+        str(path), map_size=map_size, max_dbs=len(_NAMES), max_readers=_MAX_READERS, readonly=readonly, lock=not readonly,
+        lib_version=0, mode=0o600, max_spare_txns=8,
+    )  # fmt: skip
+
+
+@contextmanager
+def _translated(path: Path, filesystem: Filesystem) -> Iterator[None]:
+    """Turns failures of LMDB and of the file system into errors of this project."""
+    try:
+        yield
+    except (lmdb.MapFullError, lmdb.DiskError, lmdb.Error, OSError) as error:
+        full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "errno", None) in _DISK_FULL
+        short = any(word in str(error) for word in ("No space left", "File too large", "quota", "filesystem full"))
+        if full or short:
+            raise CapacityError(f"store {path}: the disk is full ({error}); free {filesystem.free_bytes(path)} bytes") from error
+        raise StorageError(f"store {path}: {error}") from error

@@ -1,0 +1,167 @@
+"""A store: one directory, owned by one process, with a directory a table. FORMAT.md describes it.
+
+The directories are the catalogue: a table exists if `tables/NAME/table.json` does. Everything is built in `tmp/` and gets its
+place by a rename, everything goes by a rename to `trash/`; so a crash leaves nothing half-made, and start-up empties both.
+"""
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from replaysvc.errors import CapacityError, FormatVersionError, ReplayError, StorageError, StoreLockedError
+from replaysvc.storage.filesystem import Filesystem, refuse_remote
+from replaysvc.storage.params import ParamsStore
+from replaysvc.storage.table_store import FORMAT, TableStore
+
+_DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
+
+
+class Store:
+    """An open store. Making and deleting tables and putting parameters is for one thread at a time."""
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float], filesystem: Filesystem | None = None) -> None:
+        """Opens the store at `path`; makes one if the directory is absent or empty.
+
+        Raises:
+          StoreLockedError: another process has it. FormatVersionError: of a newer format. StorageError: no store, not
+            writable, or on a network file system. Nothing in the directory was touched then.
+        """
+        self.path = Path(path).absolute()
+        self._filesystem = filesystem or Filesystem()
+        self._clock = clock
+        self._lock_handle = -1
+        try:
+            self._claim()
+            for name in _DIRECTORIES:
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
+            for name in ("tmp", "trash"):
+                for leftover in (self.path / name).iterdir():
+                    self._filesystem.remove_tree(leftover)
+            self._filesystem.fsync_directory(self.path)
+            self._params = ParamsStore(self.path / "params", self.path / "tmp", self._filesystem)
+            self._tables = {path.name: self._open_table(path) for path in sorted((self.path / "tables").iterdir())}
+        except OSError as error:
+            self._unlock()
+            raise StorageError(f"store {self.path}: cannot be used: {error.strerror or error}") from error
+        except ReplayError:
+            self._unlock()
+            raise
+
+    def _claim(self) -> None:
+        """Makes or checks the FORMAT file, and takes the lock."""
+        if self.path.exists():
+            if not self.path.is_dir():
+                raise StorageError(f"store {self.path}: expected a directory, found a file")
+            marker = self.path / "FORMAT"
+            if marker.exists():
+                _check_format(marker)
+            elif any(entry.name != "lost+found" for entry in self.path.iterdir()):
+                raise StorageError(f"store {self.path}: expected a store or an empty directory, found other files")
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise StorageError(f"store {self.path}: the directory is not writable")
+        else:
+            self.path.mkdir(mode=0o700, parents=True)
+            self._filesystem.fsync_directory(self.path.parent)
+        refuse_remote(self.path)
+        self._lock_handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError(f"store {self.path}: another process has it open") from None
+        marker = self.path / "FORMAT"
+        if not marker.exists():
+            content = {"format": FORMAT, "min_reader": FORMAT, "created_by": "replaysvc 0.1.0", "uuid": str(uuid.uuid4())}
+            temporary = self.path / "FORMAT.tmp"
+            self._filesystem.write_file(temporary, json.dumps(content).encode())
+            self._filesystem.rename(temporary, marker)
+
+    def _open_table(self, path: Path) -> TableStore:
+        directories = [self.path / name for name in ("tmp", "trash", "quarantine")]
+        return TableStore(path, *directories, self._filesystem, clock=self._clock)
+
+    def tables(self) -> dict[str, TableStore]:
+        """Returns the tables by name."""
+        return dict(self._tables)
+
+    def create_table(self, name: str, description: Mapping[str, Any], *, segment_bytes: int) -> TableStore:
+        """Makes a table, durably. `description` is kept as JSON.
+
+        Raises:
+          CapacityError, StorageError: the disk.
+        """
+        build, target = self.path / "tmp" / f"table-{name}", self.path / "tables" / name
+        content = {"name": name, "uuid": str(uuid.uuid4()), "segment_bytes": segment_bytes, "description": description}
+        try:
+            if build.exists():
+                self._filesystem.remove_tree(build)
+            build.mkdir(mode=0o700)
+            self._filesystem.write_file(build / "table.json", json.dumps(content).encode())
+            self._filesystem.fsync_directory(build)
+            self._filesystem.crashpoint("table.built")
+            self._filesystem.rename(build, target)
+            self._filesystem.crashpoint("table.renamed")
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
+        self._tables[name] = self._open_table(target)
+        return self._tables[name]
+
+    def delete_table(self, name: str) -> None:
+        """Deletes a table and all its data."""
+        table = self._tables.pop(name)
+        table.close()
+        target = self.path / "trash" / f"{name}-{uuid.uuid4()}"
+        try:
+            self._filesystem.rename(self.path / "tables" / name, target)
+            self._filesystem.crashpoint("table.deleted")
+            self._filesystem.remove_tree(target)
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
+
+    def put_params(self, name: str, version: int, data: bytes) -> None:
+        """Keeps a parameter set, durably; see ParamsStore.put."""
+        try:
+            self._params.put(name, version, data)
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
+
+    def get_params(self, name: str) -> tuple[int, bytes] | None:
+        """Returns (version, data) of a parameter set."""
+        return self._params.get(name)
+
+    def params(self) -> dict[str, int]:
+        """Returns the stored version of each parameter set."""
+        return dict(self._params.versions)
+
+    def disk_free_bytes(self) -> int:
+        """Returns the bytes that the file system has free."""
+        return self._filesystem.free_bytes(self.path)
+
+    def close(self) -> None:
+        """Closes all tables and gives the directory free."""
+        for table in self._tables.values():
+            table.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_handle >= 0:
+            os.close(self._lock_handle)
+            self._lock_handle = -1
+
+
+def _check_format(marker: Path) -> None:
+    try:
+        content = json.loads(marker.read_bytes())
+        version, min_reader = int(content["format"]), int(content["min_reader"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"store {marker.parent}: its FORMAT file cannot be read: {error}") from error
+    if min_reader > FORMAT:
+        raise FormatVersionError(f"store {marker.parent}: expected format version {FORMAT}, found {version}")
+
+
+def _disk_error(path: Path, error: OSError) -> ReplayError:
+    kind = CapacityError if error.errno in (28, 27, 122) else StorageError
+    return kind(f"store {path}: {error.strerror or error}")

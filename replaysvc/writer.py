@@ -1,0 +1,268 @@
+"""The writer: takes steps one at a time, checks them, and hands encoded chunks to a sink.
+
+Arrays are copied into buffers made once, so a step costs no allocation and the caller may reuse its own arrays. What a
+sink does with a chunk (a network, a queue) and what threads it runs is the sink's business; the writer only promises that
+two threads may call it: the user's, and the sink's timer through `flush_due`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from replaysvc.codec import ChunkEncoder, ChunkInfo
+from replaysvc.config import TableConfig
+from replaysvc.errors import InvalidRequestError, SpecMismatchError, UnavailableError
+from replaysvc.spec import Signature, flatten
+from replaysvc.types import Array
+
+MAX_METADATA_BYTES = 64 << 10
+_STATE_CHUNK_BYTES = 8 << 10  # stored bytes of a state column's chunk: smaller compresses worse, larger decodes slower when cold
+_IMAGE_ROW_BYTES = 1 << 10
+_IMAGE_CHUNK_STEPS = 32
+
+
+class Lock(Protocol):
+    """What the writer needs of a lock; `threading.Lock` is one."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+    def release(self) -> None: ...
+
+
+class ChunkSink(Protocol):
+    """Where a writer's chunks go. One sink serves many writers; chunks are kept in the order in which they were put."""
+
+    def put(self, chunk: bytes, *, wait: bool) -> None:
+        """Takes a chunk. `wait`: may block while too much is unacknowledged. Raises the sink's standing error, if any."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Returns when all that was put so far is durable. Raises WaitTimeoutError; what is queued stays queued."""
+
+    def next_episode_key(self) -> int:
+        """Returns a number that names a new episode within the sink's session."""
+
+    def make_lock(self) -> Lock:
+        """Returns a new lock for one writer."""
+
+    def attach(self, writer: "Writer") -> None:
+        """From now on calls `writer.flush_due()` every `flush_interval_s` or so."""
+
+    def detach(self, writer: "Writer") -> None:
+        """Stops calling it."""
+
+
+def choose_chunk_steps(signature: Signature, config: TableConfig) -> int:
+    """Returns the steps of a full chunk: as configured, or chosen from the largest column's stored row."""
+    if config.chunk_steps is not None:
+        return config.chunk_steps
+    row = max(spec.stored_dtype.itemsize * int(np.prod(spec.shape)) for spec in signature.columns)
+    if row >= _IMAGE_ROW_BYTES:
+        return _IMAGE_CHUNK_STEPS
+    return int(np.clip(1 << ((_STATE_CHUNK_BYTES // max(row, 1)).bit_length() - 1), 32, 256))
+
+
+class Writer:
+    """Writes the steps of one episode after another. Made by `table.writer()`; a context manager that flushes at its end.
+
+    A refused call (SpecMismatchError, InvalidRequestError) changes nothing: the step can be appended again, corrected.
+    """
+
+    def __init__(self, signature: Signature, config: TableConfig, sink: ChunkSink, *, clock: Callable[[], float]) -> None:
+        self._signature, self._sink, self._clock = signature, sink, clock
+        self._capacity = choose_chunk_steps(signature, config)
+        self._interval_s = config.flush_interval_s
+        self._encoder = ChunkEncoder(signature)
+        self._first_action = signature.observation_columns
+        self._buffers: list[Array] = [
+            np.zeros((self._capacity + (i < self._first_action), *spec.shape), spec.dtype) for i, spec in enumerate(signature.columns)
+        ]
+        names = [spec.name for spec in signature.columns]
+        self._reward_at = names.index("reward")
+        self._specs = tuple(signature.columns)
+        self._flat = self._first_action == 1 and names[:3] == ["observation", "action", "reward"] and not signature.extras
+        self._lock = sink.make_lock()
+        self._open = self._closed = False
+        self._n = self._first_step = 0  # steps in the buffers, and the step of the episode that the first of them is
+        self._episode_key = 0
+        self._policy_version = -1
+        self._metadata = b""
+        self._started_at = 0.0
+        sink.attach(self)
+
+    def begin(self, observation: Any, *, metadata: Mapping[str, Any] | None = None, policy_version: int = -1) -> None:
+        """Starts an episode at its first observation.
+
+        `metadata` is kept with the episode as JSON, up to 64 KiB. `policy_version` (>= 0) says which parameters act in it.
+
+        Raises:
+          InvalidRequestError: an episode is open; end it with `terminated` or `truncated`, or `abandon` it.
+          SpecMismatchError: the observation does not fit the signature.
+        """
+        with self._guard("begin"):
+            if self._open:
+                raise InvalidRequestError(
+                    f"begin: expected the open episode to be ended (terminated or truncated with its last step, or abandon()), "
+                    f"found it open at step {self._first_step + self._n}"
+                )
+            if not isinstance(policy_version, int) or isinstance(policy_version, bool) or not -1 <= policy_version < 1 << 63:
+                raise SpecMismatchError("policy_version", "a whole number >= 0, or -1 for none", repr(policy_version))
+            encoded = _encode_metadata(metadata)
+            self._put_row(0, self._signature.observation, observation, "observation", row=0)
+            self._episode_key = self._sink.next_episode_key()
+            self._open, self._n, self._first_step = True, 0, 0
+            self._policy_version, self._metadata = policy_version, encoded
+
+    def append(
+        self, action: Any, reward: Any, next_observation: Any, *, terminated: bool = False, truncated: bool = False,
+        extras: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Adds one step: the action taken at the last observation, and what came of it.
+
+        `next_observation` is the true one, also at the end of an episode. `extras` holds a value for each extra of the
+        signature. May wait while too much is unacknowledged (backpressure).
+
+        Raises:
+          SpecMismatchError: a value does not fit the signature; names the field.
+          InvalidRequestError: no episode is open.
+        """
+        if self._closed or not self._open:
+            raise self._not_open("append")
+        lock = self._lock
+        lock.acquire()
+        try:
+            n, specs, buffers = self._n, self._specs, self._buffers
+            if self._flat:  # the common case, without walking trees
+                buffers[0][n + 1] = specs[0].check(next_observation)
+                buffers[1][n] = specs[1].check(action)
+                buffers[2][n] = specs[2].check(reward)
+            else:
+                at = self._put_row(0, self._signature.observation, next_observation, "next_observation", row=n + 1)
+                at = self._put_row(at, self._signature.action, action, "action", row=n)
+                buffers[at][n] = specs[at].check(reward)
+            self._put_extras(extras, n)
+            if not (isinstance(terminated, bool | np.bool_) and isinstance(truncated, bool | np.bool_)):
+                raise SpecMismatchError("terminated, truncated", "two bools", f"{terminated!r}, {truncated!r}")
+            if n == 0:
+                self._started_at = self._clock()
+            self._n = n + 1
+            ended = bool(terminated or truncated)
+            if ended or n + 1 == self._capacity:
+                try:
+                    self._cut(bool(terminated), bool(truncated), wait=True)
+                except BaseException:
+                    self._n = n  # the sink did not take it: this step can be appended again
+                    raise
+                self._open = not ended
+        finally:
+            lock.release()
+
+    def abandon(self) -> None:
+        """Gives up the open episode, if any. Steps appended so far are kept; the episode stays without an end."""
+        with self._guard("abandon"):
+            if self._n:
+                self._cut(False, False, wait=True)
+            self._open = False
+
+    def flush(self, timeout_s: float = 30.0) -> None:
+        """Returns when every step appended so far is durable.
+
+        Raises:
+          WaitTimeoutError: not within `timeout_s`; the steps stay queued.
+        """
+        with self._guard("flush"):
+            if self._n:
+                self._cut(False, False, wait=True)
+        self._sink.flush(timeout_s)
+
+    def flush_due(self) -> None:
+        """Sends a part-filled chunk that is older than `flush_interval_s`. For the sink's timer: never blocks."""
+        if not self._n or not self._lock.acquire(blocking=False):
+            return  # a writer that is busy right now will look at the time itself
+        try:
+            if self._n and self._open and self._clock() - self._started_at >= self._interval_s:
+                self._cut(False, False, wait=False)
+        finally:
+            self._lock.release()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Flushes and ends this writer; an open episode stays without an end. Closing twice is fine."""
+        if self._closed:
+            return
+        try:
+            self.flush(timeout_s)
+        finally:
+            self._closed = True
+            self._sink.detach(self)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _guard(self, call: str) -> "_Held":
+        if self._closed:
+            raise self._not_open(call)
+        return _Held(self._lock)
+
+    def _not_open(self, call: str) -> Exception:
+        if self._closed:
+            return UnavailableError(f"{call}: this writer was closed")
+        return InvalidRequestError(f"{call}: expected an open episode, found none; call begin first")
+
+    def _put_row(self, at: int, tree: Any, value: Any, path: str, *, row: int) -> int:
+        for leaf in flatten(tree, value, path):
+            self._buffers[at][row] = self._specs[at].check(leaf)
+            at += 1
+        return at
+
+    def _put_extras(self, extras: Mapping[str, Any] | None, row: int) -> None:
+        declared = self._signature.extras
+        given = extras or {}
+        if given.keys() != declared.keys():
+            raise SpecMismatchError("extras", f"keys {sorted(declared)}", f"keys {sorted(map(str, given))}")
+        at = self._reward_at + 1
+        for name, tree in declared.items():
+            at = self._put_row(at, tree, given[name], name, row=row)
+
+    def _cut(self, terminated: bool, truncated: bool, *, wait: bool) -> None:
+        """Encodes the steps in the buffers and puts them; afterwards the buffers begin with the last observation."""
+        n, first = self._n, self._first_action
+        rewards = self._buffers[self._reward_at][:n]
+        info = ChunkInfo(
+            signature_hash=self._signature.hash, episode_key=self._episode_key, first_step=self._first_step, n_steps=n,
+            terminated=terminated, truncated=truncated, policy_version=self._policy_version,
+            reward_sum=float(rewards.sum(dtype=np.float64)), metadata=self._metadata,
+        )  # fmt: skip
+        chunk = self._encoder.encode(info, [buffer[: n + (i < first)] for i, buffer in enumerate(self._buffers)])
+        self._sink.put(chunk, wait=wait)
+        for buffer in self._buffers[:first]:
+            buffer[0] = buffer[n]
+        self._first_step += n
+        self._n = 0
+        self._metadata = b""
+
+
+class _Held:
+    """Holds a lock for the length of a with statement."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
+    try:
+        encoded = json.dumps(dict(metadata or {}), allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
+    except (TypeError, ValueError, UnicodeError) as error:
+        raise SpecMismatchError("metadata", "a dict that JSON can hold", str(error)) from error
+    if len(encoded) > MAX_METADATA_BYTES:
+        raise SpecMismatchError("metadata", f"at most {MAX_METADATA_BYTES} bytes of JSON", str(len(encoded)))
+    return encoded
