@@ -6,7 +6,6 @@ to end should this process be killed.
 """
 
 import importlib.util
-import json
 import os
 import re
 import signal
@@ -14,30 +13,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import replay_client
 from dqn.config import Config
-from dqn.rundir import LearnerMetrics, Metrics, RunDirectory, TrainEpisode
-from replay_client import NotFoundError
+from dqn.rundir import Metrics, RunDirectory
+from dqn.watch import Watch
+from replay_client import ClientConfig
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from replaysvc.types import TableStats
-
-_NEEDED = ("dqn", "torch", "gymnasium", "safetensors", "lmdb")
+_NEEDED = ("torch", "gymnasium", "safetensors", "lmdb")
 _START_TIMEOUT_S = 60.0  # for the service to listen
 _STOP_TIMEOUT_S = 15.0  # for a process to end by itself, then it is killed
+_GIVE_UP_S = 2.0  # for an answer of the service: it is on this machine
 _POLL_S = 0.25
 _LINE_INTERVAL_S = 5.0  # between two lines where there is no terminal
 _LOG_LINES = 15  # shown of a process that failed
-_RECENT_EPISODES = 20
 
 # The child asks to be terminated when its parent dies, then becomes the program that was asked for. A function run between
 # fork and exec could do the same, but is unsafe in a process with threads.
@@ -113,8 +110,9 @@ class Children:
 
 
 def run_demo(
-    *, directory: Path | None = None, seed: int = 1, time_limit_s: float = 300.0, resume: bool = False, console: Console | None = None
-) -> int:
+    *, directory: Path | None = None, seed: int = 1, time_limit_s: float = 300.0, resume: bool = False,
+    console: Console | None = None,
+) -> int:  # fmt: skip
     """Runs the demo to its end; returns 0 if the task was solved, 1 if not.
 
     `directory` is the run directory, kept afterwards; by default a new one under `runs`. `resume` goes on with the run in it.
@@ -160,15 +158,14 @@ class _Demo:
         self._children.start("evaluator", "dqn.evaluator", "--address", address, "--run-dir", str(self._run.path))
         with ExitStack() as stack:
             metrics = stack.enter_context(Metrics(self._run))
-            replay = stack.enter_context(replay_client.connect(address))
-            watch = _Watch(replay, metrics, self._run.config)
+            replay = stack.enter_context(replay_client.connect(address, config=ClientConfig(reconnect_timeout_s=_GIVE_UP_S)))
+            watch = Watch(replay, metrics, self._run.config)
             ended = self._watch(watch, address)
             failed = self._children.failed()
-            self._children.end(keep=1)
+            self._children.end(keep=1)  # now every step is stored
             watch.look()
-            if watch.stats is not None:
-                for line in watch.summary():
-                    self._print(line)
+        for line in watch.summary():
+            self._print(line)
         self._print(f"wall time {time.monotonic() - self._started_at:.1f} s ({ended})")
         self._print(f"run directory {self._run.path}")
         if failed is not None and not watch.solved:
@@ -185,7 +182,7 @@ class _Demo:
             time.sleep(0.02)
         return None
 
-    def _watch(self, watch: "_Watch", address: str) -> str:
+    def _watch(self, watch: Watch, address: str) -> str:
         """Shows the progress until the run ends; returns why it did."""
         with ExitStack() as stack:
             live = None
@@ -196,7 +193,8 @@ class _Demo:
                 watch.look()
                 now = time.monotonic()
                 if live is not None:
-                    live.update(_grid(watch.figures() | {"service": address, "seconds": f"{now - self._started_at:.0f}"}), refresh=True)
+                    elapsed = f"{now - self._started_at:.0f} s"
+                    live.update(_grid(watch.figures() | {"service": address, "time": elapsed}), refresh=True)
                 elif watch.stats is not None and now >= next_line_at:
                     self._print("  ".join(f"{name} {value}" for name, value in watch.figures().items()))
                     next_line_at = now + _LINE_INTERVAL_S
@@ -218,80 +216,6 @@ class _Demo:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
-
-
-class _Watch:
-    """How far the run is, as the service and the run directory tell it."""
-
-    def __init__(self, replay: Any, metrics: Metrics, config: Config) -> None:
-        self._replay, self._metrics, self._config = replay, metrics, config
-        self._first: tuple[float, TableStats] | None = None
-        self._recent: list[tuple[float, TableStats]] = []  # looks of the last seconds
-        self._verdict: dict[str, Any] = {}
-        self.stats: TableStats | None = None
-
-    @property
-    def solved(self) -> bool:
-        """Returns whether the evaluator's newest verdict says so."""
-        return bool(self._verdict.get("solved"))
-
-    def look(self) -> None:
-        """Asks again. Before the first process has made the table there is nothing to see."""
-        try:
-            self.stats = self._replay.table(self._config.table).stats()
-        except NotFoundError:
-            return
-        now = (time.monotonic(), self.stats)
-        if self._first is None and self.stats.next_position:
-            self._first = now
-        self._recent = [*(look for look in self._recent if look[0] > now[0] - _LINE_INTERVAL_S), now]
-        try:
-            params = self._replay.get_params("evaluation")
-        except NotFoundError:
-            return
-        self._verdict = json.loads(params.data)
-
-    def figures(self) -> dict[str, str]:
-        """Returns what is worth showing while it runs."""
-        steps = self.stats.next_position if self.stats else 0
-        steps_per_s, samples_per_s = _rates(self._recent[0], self._recent[-1]) if self._recent else (0.0, 0.0)
-        learner = next(iter(self._metrics.last(LearnerMetrics, 1)), None)
-        episodes = self._metrics.last(TrainEpisode, _RECENT_EPISODES)
-        returns = [episode["return_"] for episode in episodes]
-        verdict = self._verdict
-        return {
-            "steps": f"{steps:,}", "steps/s": f"{steps_per_s:,.0f}", "samples/s": f"{samples_per_s:,.0f}",
-            "epsilon": f"{self._config.epsilon(steps):.2f}",
-            "training return": f"{sum(returns) / len(returns):.1f}" if returns else "-",
-            "evaluation": f"{verdict['mean_return']:.1f} (best {verdict['best_return']:.1f})" if verdict else "-",
-            "policy version": f"{learner['policy_version']}" if learner else "-",
-            "staleness": f"{learner['staleness']:.1f}" if learner else "-",
-        }  # fmt: skip
-
-    def summary(self) -> Iterator[str]:
-        """Yields the last lines of the demo. There are steps."""
-        verdict, stats, wanted = self._verdict, self.stats, self._config.solved_return
-        if verdict:
-            yield (
-                f"evaluation return {verdict['mean_return']:.1f}, the mean of {len(verdict['returns'])} greedy episodes of version "
-                f"{verdict['policy_version']} (wanted: {wanted:g})"
-            )
-        if stats is None or self._first is None:
-            return
-        steps_per_s, samples_per_s = _rates(self._first, self._recent[-1])
-        yield f"{stats.next_position:,} steps, {steps_per_s:,.0f} steps/s; {stats.sampled_items_total:,} samples, {samples_per_s:,.0f} samples/s"
-        if stats.steps and stats.disk_bytes and stats.stored_bytes:
-            yield (
-                f"{stats.disk_bytes / stats.steps:.1f} bytes on disk per step, {stats.raw_bytes / stats.disk_bytes:.1f}x less than raw "
-                f"(s, a, r, s'); chunks alone {stats.stored_bytes / stats.steps:.1f} bytes, {stats.raw_bytes / stats.stored_bytes:.1f}x less"
-            )
-
-
-def _rates(first: tuple[float, TableStats], last: tuple[float, TableStats]) -> tuple[float, float]:
-    """Returns steps and samples per second between two looks."""
-    seconds = max(last[0] - first[0], 1e-9)
-    steps = last[1].next_position - first[1].next_position
-    return steps / seconds, (last[1].sampled_items_total - first[1].sampled_items_total) / seconds
 
 
 def _grid(figures: dict[str, str]) -> Grid:

@@ -1,9 +1,35 @@
+"""Fixtures: an embedded store, a served one, and `door`, which is either."""
+
+import numpy as np
 import pytest
 
+import replay_client
 from replaysvc.replay import Replay
+from replaysvc.rpc.server import Server
 
 
-@pytest.fixture(params=["embedded"])
-def door(request, tmp_path):
+@pytest.fixture
+def rng():
+    return np.random.default_rng(12345)
+
+
+@pytest.fixture
+def replay(tmp_path):
     with Replay(tmp_path / "store") as replay:
         yield replay
+
+
+@pytest.fixture
+def served(replay):
+    """A client of a real server on a free port, in this process."""
+    server = Server(replay, "127.0.0.1:0")
+    server.start()
+    with replay_client.connect(f"127.0.0.1:{server.port}") as client:
+        yield client
+    server.stop(5.0)
+
+
+@pytest.fixture(params=["embedded", "client"])
+def door(request):
+    """The two ways into a store, with the same methods."""
+    return request.getfixturevalue("replay" if request.param == "embedded" else "served")

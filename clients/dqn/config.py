@@ -49,7 +49,7 @@ class Config:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value < 0:
+            if isinstance(value, int | float) and value < 0 and field.name != "solved_return":
                 raise ValueError(f"{field.name}: expected a number >= 0, found {value}")
         published = self.publish_interval_updates * self.steps_per_update
         if self.max_ahead_steps < 2 * published:  # or learner and actors would wait for each other

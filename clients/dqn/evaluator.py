@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the evaluator; returns 0 if the task is solved, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m dqn.evaluator", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
-    parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes the metrics and the best network")
+    parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes metrics and the best network")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     torch.set_num_threads(1)

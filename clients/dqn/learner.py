@@ -78,7 +78,8 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
         self.optimiser.step()
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.target.parameters()), list(self.network.parameters()), self.config.target_update_rate)
+            for slow, fast in zip(self.target.parameters(), self.network.parameters(), strict=True):
+                slow.lerp_(fast, self.config.target_update_rate)
         self.progress = replace(self.progress, updates=self.progress.updates + 1)
         return float(loss.detach())
 
@@ -140,7 +141,8 @@ def learn(replay: Replay, run: RunDirectory, metrics: Metrics, stop: threading.E
         if trainer.progress.updates % config.checkpoint_interval_updates == 0:
             trainer.save(run.checkpoints)
 
-    trainer.publish(replay, finished=not stop.is_set())
+    solved = is_solved(replay)
+    trainer.publish(replay, finished=solved or not stop.is_set())
     trainer.save(run.checkpoints)
     return solved
 
@@ -164,10 +166,10 @@ class _Report:
         self.staleness += float(version - batch.policy_version.mean())
 
     def row(self, progress: Progress, stored: int, batch_size: int) -> LearnerMetrics:
-        n = self.updates
+        n, seconds = self.updates, time.monotonic() - self.since
         return LearnerMetrics(
             updates=progress.updates, steps=stored, policy_version=progress.policy_version, loss=self.loss / n,
-            staleness=self.staleness / n, samples_per_s=n * batch_size / (time.monotonic() - self.since), waited_s=self.waited_s,
+            staleness=self.staleness / n, samples_per_s=n * batch_size / seconds, waited_s=self.waited_s,
         )  # fmt: skip
 
 

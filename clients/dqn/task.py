@@ -4,6 +4,7 @@ The processes share nothing but the service. The learner publishes its configura
 needs an address and no more, and may run on another machine.
 """
 
+import math
 import signal
 import threading
 from functools import partial
@@ -11,6 +12,7 @@ from types import FrameType
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from replay_client import NotFoundError, Params, Replay, Signature, Table, TableConfig
 
@@ -44,11 +46,10 @@ def make_network(config: Config) -> QNetwork:
     env = gym.make(config.env_id)
     observation, action = env.observation_space, env.action_space
     env.close()
-    if not (isinstance(observation, gym.spaces.Box) and len(observation.shape) == 1 and isinstance(action, gym.spaces.Discrete)):
-        raise ValueError(f"{config.env_id}: expected a flat Box observation and Discrete actions, found {observation}, {action}")
-    if action.start != 0:
-        raise ValueError(f"{config.env_id}: expected actions counted from 0, found {action}")
-    return QNetwork(observation.shape[0], int(action.n), config.hidden)
+    flat = isinstance(observation, Box) and len(observation.shape) == 1
+    if not flat or not isinstance(action, Discrete) or action.start != 0:
+        raise ValueError(f"{config.env_id}: expected a flat Box and Discrete actions from 0, found {observation} and {action}")
+    return QNetwork(math.prod(observation.shape or ()), int(action.n), config.hidden)
 
 
 def random_stream(config: Config, role: int, *parts: int) -> np.random.Generator:

@@ -1,0 +1,130 @@
+"""The client's `Replay`: the methods of the embedded store, over gRPC."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from replay_client.connection import Connection, Tls
+from replay_client.sender import Sender
+from replay_client.table import RemoteTable, table_of
+from replaysvc.config import ClientConfig, TableConfig, check_name, check_number
+from replaysvc.errors import SpecMismatchError
+from replaysvc.spec import Signature
+from replaysvc.types import Params
+from replaysvc.v1 import replay_pb2 as pb
+
+_PIECE_BYTES = 4 << 20
+
+
+class Client:
+    """A connection to a service. Thread-safe, picklable, usable after a fork; connects on first use."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._senders: dict[tuple[int, str, str], Sender] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Client, (self._connection,))
+
+    def create_table(
+        self, name: str, signature: Signature, config: TableConfig | None = None, *, exist_ok: bool = False
+    ) -> RemoteTable:
+        """Makes a table; with `exist_ok`, returns the existing one, whose own configuration holds.
+
+        Raises:
+          AlreadyExistsError: the name is taken, or (with `exist_ok`) by a table of another signature.
+        """
+        check_name("table", name)
+        if not isinstance(signature, Signature):
+            raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
+        request = pb.CreateTableRequest(
+            name=name, signature_json=json.dumps(signature.to_json()), exist_ok=exist_ok,
+            config_json=json.dumps((config or TableConfig()).to_json()),
+        )  # fmt: skip
+        return table_of(self, self._call("CreateTable", request).table)
+
+    def table(self, name: str) -> RemoteTable:
+        """Returns a table. Raises NotFoundError."""
+        return table_of(self, self._call("GetTable", pb.GetTableRequest(name=name)).table)
+
+    def tables(self) -> list[str]:
+        """Returns the names of all tables."""
+        return sorted(table.name for table in self._call("ListTables", pb.ListTablesRequest()).tables)
+
+    def delete_table(self, name: str) -> None:
+        """Deletes a table with all its data. Raises NotFoundError."""
+        self._call("DeleteTable", pb.DeleteTableRequest(name=name))
+
+    def put_params(self, name: str, data: bytes, *, version: int) -> None:
+        """Keeps a parameter set, durably, in place of the one of a smaller version.
+
+        Raises:
+          AlreadyExistsError: the stored version is as large or larger (putting the same again is fine).
+        """
+        check_name("params", name)
+        check_number("version", version, 0, (1 << 63) - 1)
+        if not isinstance(data, bytes):
+            raise SpecMismatchError("data", "bytes", type(data).__name__)
+
+        def pieces() -> Iterator[pb.PutParamsRequest]:
+            for start in range(0, max(1, len(data)), _PIECE_BYTES):
+                yield pb.PutParamsRequest(name=name, version=version, piece=data[start : start + _PIECE_BYTES])
+
+        self._connection.retrying(lambda: self._connection.call("PutParams", pieces()))
+
+    def get_params(self, name: str, *, newer_than: int = -1) -> Params | None:
+        """Returns the parameter set `name` if its version is above `newer_than`, else None.
+
+        Raises:
+          NotFoundError: nothing was put under this name yet.
+        """
+        check_number("newer_than", newer_than, -1, (1 << 63) - 1)
+        request = pb.GetParamsRequest(name=name, newer_than=newer_than)
+        pieces = self._connection.retrying(lambda: self._connection.call_stream("GetParams", request))
+        if not pieces:
+            return None
+        return Params(pieces[0].version, b"".join(message.piece for message in pieces))
+
+    def close(self) -> None:
+        """Sends what writers have queued and closes this process's connection; a later call connects again."""
+        with self._lock:
+            senders, self._senders = list(self._senders.values()), {}
+        try:
+            for sender in senders:
+                sender.close(self._connection.config.call_timeout_s)
+        finally:
+            self._connection.close()
+
+    def sender(self, table: str, actor: str) -> Sender:
+        """Returns this process's sender for the writers of `actor` to a table."""
+        with self._lock:
+            key = (os.getpid(), table, actor)
+            if key not in self._senders or self._senders[key].closed:
+                self._senders[key] = Sender(self._connection, table, actor)
+            return self._senders[key]
+
+    @property
+    def connection(self) -> Connection:
+        """Returns the connection, for this package's own modules."""
+        return self._connection
+
+    def _call(self, method: str, request: Any) -> Any:
+        return self._connection.retrying(lambda: self._connection.call(method, request))
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(address: str, *, token: str | None = None, tls: Tls | None = None, config: ClientConfig | None = None) -> Client:
+    """Returns a client of the service at `address` (host:port). Nothing is sent before the first call.
+
+    `token` needs `tls` unless the server is on this machine.
+    """
+    return Client(Connection(address, token, tls, config or ClientConfig()))

@@ -1,0 +1,171 @@
+"""One connection to a server: made on first use, once a process, with retries that ride out a restart.
+
+gRPC channels do not survive a fork, so a child process makes its own. All calls of this service may be repeated: appends
+are told apart by their sequence numbers, everything else changes nothing or the same thing again.
+"""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from replaysvc.config import MAX_MESSAGE_BYTES, ClientConfig
+from replaysvc.errors import (
+    CapacityError, InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError, WaitTimeoutError, from_wire,
+)  # fmt: skip
+from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.v1 import replay_pb2_grpc
+
+ERROR_KEY = "replaysvc-error"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),  # this module retries, and knows what may be retried
+)
+_BY_STATUS: dict[grpc.StatusCode, type[ReplayError]] = {
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: WaitTimeoutError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: CapacityError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+}
+"""For statuses that gRPC itself gives, without the name of an error class."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Transport security: PEM bytes. `root_certificates` None trusts the system's; a key and chain make it mutual."""
+
+    root_certificates: bytes | None = None
+    private_key: bytes | None = None
+    certificate_chain: bytes | None = None
+
+
+class Connection:
+    """Calls to one address. Thread-safe and picklable; a copy in another process connects by itself."""
+
+    def __init__(self, address: str, token: str | None, tls: Tls | None, config: ClientConfig) -> None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise SpecMismatchError("address", "host:port", repr(address))
+        if token is not None and tls is None and host not in ("localhost", "127.0.0.1", "[::1]"):
+            raise SpecMismatchError("token", "tls with it, since the host is not this machine", "no tls")
+        self.address, self.config = address, config
+        self._token, self._tls = token, tls
+        self._lock = threading.Lock()
+        self._process = -1
+        self._channel: Any = None
+        self._stub: Any = None
+        self._frames: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Connection, (self.address, self._token, self._tls, self.config))
+
+    def _connect(self) -> None:
+        if self._process == os.getpid():
+            return
+        if self._process != -1:
+            self._lock = threading.Lock()  # the parent's may have been held at the fork
+        with self._lock:
+            if self._process == os.getpid():
+                return
+            if self._tls is None:
+                channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+            else:
+                credentials = grpc.ssl_channel_credentials(
+                    self._tls.root_certificates, self._tls.private_key, self._tls.certificate_chain
+                )
+                channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
+            self._channel = channel
+            self._stub = replay_pb2_grpc.ReplayServiceStub(channel)
+            self._frames = channel.unary_unary(
+                "/replaysvc.v1.ReplayFrames/Sample", request_serializer=pb.SampleRequest.SerializeToString
+            )
+            self._process = os.getpid()
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self._token}"),) if self._token is not None else ()
+
+    def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
+        """Returns the answer of one attempt of a unary method.
+
+        Raises:
+          ReplayError: as the server said, or UnavailableError, WaitTimeoutError.
+        """
+        self._connect()
+        with translated(self.address):
+            return getattr(self._stub, method)(request, timeout=timeout_s or self.config.call_timeout_s, metadata=self._metadata)
+
+    def call_stream(self, method: str, request: Any) -> list[Any]:
+        """Returns all answers of one attempt of a method that streams them. Raises as `call`."""
+        self._connect()
+        with translated(self.address):
+            return list(getattr(self._stub, method)(request, timeout=self.config.call_timeout_s * 10, metadata=self._metadata))
+
+    def start_sample(self, request: pb.SampleRequest, timeout_s: float) -> Any:
+        """Starts one attempt of a sample call; returns its future."""
+        self._connect()
+        return self._frames.future(request, timeout=timeout_s, metadata=self._metadata)
+
+    def retrying(self, attempt: Callable[[], Answer]) -> Answer:
+        """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer."""
+        deadline = time.monotonic() + self.config.reconnect_timeout_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except (UnavailableError, WaitTimeoutError):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                time.sleep(min(left, pause_s * random.uniform(0.5, 1.0)))  # jitter: many clients come back at once
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+    def close(self) -> None:
+        """Closes this process's channel; a later call makes a new one."""
+        if self._process == os.getpid():
+            with self._lock:
+                self._channel.close()
+                self._process = -1
+
+
+class translated:
+    """Turns a gRPC error within a with statement into the error class that the server named."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, grpc.RpcError):
+            raise error_of(error, self._address) from error
+
+
+def error_of(error: Any, address: str) -> ReplayError:
+    """Returns the error of this project that a gRPC error stands for."""
+    code, sentence = error.code(), error.details() or ""
+    names = [value for key, value in error.trailing_metadata() or () if key == ERROR_KEY]
+    if names:
+        return from_wire(str(names[0]), sentence)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"no server answers at {address} ({sentence})")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return WaitTimeoutError(f"the server at {address} did not answer in time")
+    return _BY_STATUS.get(code, ReplayError)(f"{address}: {sentence or code}")

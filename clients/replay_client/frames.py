@@ -1,0 +1,62 @@
+"""Framed batches to arrays, without a copy. Trusts nothing that a frame says."""
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from replaysvc.batch import BatchColumn
+from replaysvc.errors import ChunkCorruptError
+from replaysvc.spec import DTYPES
+from replaysvc.v1 import replay_pb2 as pb
+
+_ALIGN = 64
+_LENGTH = struct.Struct("<I")
+_DTYPES = {dtype.name: dtype.newbyteorder("<") for dtype in DTYPES}
+
+
+def decode_frame(frame: bytes, offset_dtypes: dict[str, np.dtype[Any]]) -> dict[str, BatchColumn]:
+    """Returns the columns of a frame by name: read-only views into it.
+
+    `offset_dtypes` gives, by column name, the declared dtype, in which offsets travel.
+
+    Raises:
+      ChunkCorruptError: the frame is damaged.
+    """
+    if len(frame) < _LENGTH.size:
+        raise ChunkCorruptError(f"frame: expected at least {_LENGTH.size} bytes, found {len(frame)}")
+    (size,) = _LENGTH.unpack_from(frame)
+    if size > len(frame) - _LENGTH.size:
+        raise ChunkCorruptError(f"frame: expected a header of {size} bytes, found {len(frame)} in all")
+    try:
+        header = pb.BatchHeader.FromString(frame[_LENGTH.size : _LENGTH.size + size])
+    except DecodeError as error:
+        raise ChunkCorruptError(f"frame: its header cannot be read: {error}") from error
+    base = -(-(_LENGTH.size + size) // _ALIGN) * _ALIGN
+    columns = {}
+    for column in header.columns:
+        shape = tuple(column.shape)
+        values = _view(frame, base + column.offset, column.dtype, shape)
+        rows = offsets = None
+        if column.offset_count:
+            declared = offset_dtypes.get(column.name)
+            if declared is None:
+                raise ChunkCorruptError(f"frame: column {column.name} has offsets and should not")
+            rows = _view(frame, base + column.offset_rows_at, "uint32", (column.offset_count,))
+            offsets = _view(frame, base + column.offset_values_at, declared.name, (column.offset_count, *shape[1:]))
+        columns[column.name] = BatchColumn(column.name, values, rows, offsets)
+    return columns
+
+
+def _view(frame: bytes, start: int, dtype_name: str, shape: tuple[int, ...]) -> Any:
+    dtype = _DTYPES.get(dtype_name)
+    if dtype is None or len(shape) > 16:
+        raise ChunkCorruptError(f"frame: expected a dtype of this service, found {dtype_name!r}")
+    count = math.prod(shape)
+    if start > len(frame) or count * dtype.itemsize > len(frame) - start:
+        raise ChunkCorruptError("frame: a column reaches past its end")
+    if not count:
+        return np.empty(shape, dtype)
+    return np.frombuffer(frame, dtype, count, start).reshape(shape)

@@ -1,0 +1,237 @@
+"""The sender: one background thread for the writers of a table, that gets their chunks stored exactly once.
+
+Chunks are numbered 0, 1, 2, ... within a session, a random name that the sender makes. One append is under way at a time
+and carries all that gathered meanwhile: the busier the writers, the larger the message, and no order to restore at the
+server. After any failure the sender asks which number was stored last, forgets up to there, and sends the rest again; the
+server skips numbers it has. So nothing is lost and nothing is stored twice, whatever fails when.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+from replay_client.connection import Connection
+from replaysvc.errors import CapacityError, ReplayError, SequenceError, UnavailableError, WaitTimeoutError, from_wire
+from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1  # how often part-filled chunks are looked at
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
+_MAX_CHUNKS = 16_384  # of one append
+_TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    sequence: int
+    chunk: bytes
+
+
+class Sender:
+    """Stores chunks of one session. Thread-safe; belongs to the process that made it."""
+
+    def __init__(self, connection: Connection, table: str, actor: str) -> None:
+        self._connection, self._table, self._actor = connection, table, actor
+        self._config = connection.config
+        self._process = os.getpid()
+        self._session = os.urandom(16)
+        self._changed = threading.Condition()
+        self._queue: deque[_Queued] = deque()  # not acknowledged, in order
+        self._queued_bytes = 0
+        self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
+        self._known = False  # whether the server and this sender agree on the session
+        self._urgent = self._closing = False
+        self._permanent: ReplayError | None = None
+        self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
+        self._failing_since: float | None = None
+        self._told = False  # whether a user has seen the permanent error
+        self._writers: set[Writer] = set()
+        self._thread: threading.Thread | None = None
+        _senders.add(self)
+
+    # -- what writers call --------------------------------------------------------------------------------------------
+
+    def put(self, chunk: bytes, *, wait: bool) -> None:
+        self._check_process()
+        with self._changed:
+            while wait and self._queued_bytes >= self._config.buffer_bytes and self._error() is None:
+                self._changed.wait(_TICK_S)
+            self._raise_error()
+            self._queue.append(_Queued(self._put, chunk))
+            self._queued_bytes += len(chunk)
+            self._put += 1
+            self._start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        self._check_process()
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            wanted = self._put
+            self._urgent = True
+            self._changed.notify_all()
+            while self._queue and self._queue[0].sequence < wanted:
+                self._raise_error()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise WaitTimeoutError(f"flush: {len(self._queue)} chunks are not durable after {timeout_s:g} s; they stay queued")
+                self._changed.wait(left)
+
+    def next_episode_key(self) -> int:
+        with self._changed:
+            self._episodes += 1
+            return self._episodes - 1
+
+    def make_lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def attach(self, writer: Writer) -> None:
+        self._check_process()
+        with self._changed:
+            self._writers.add(writer)
+            self._start()
+
+    def detach(self, writer: Writer) -> None:
+        with self._changed:
+            self._writers.discard(writer)
+
+    def close(self, timeout_s: float) -> None:
+        """Sends what is queued for up to `timeout_s`, and ends the thread."""
+        if self._process != os.getpid() or self._thread is None:
+            return
+        try:
+            if not self._told:
+                self.flush(timeout_s)
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Returns whether `close` was called."""
+        return self._closing
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"replaysvc-sender-{self._table}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while self._wait_for_work():
+            try:
+                if self._queue and self._permanent is None:
+                    self._send()
+                self._succeeded()
+                pause_s = _FIRST_PAUSE_S
+            except _TRANSIENT as error:
+                self._failed(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, pause_s)
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+            except ReplayError as error:
+                log.error("table %s: chunks are refused: %s", self._table, error)
+                with self._changed:
+                    self._permanent = error
+                    self._changed.notify_all()
+
+    def _wait_for_work(self) -> bool:
+        """Waits for chunks, and looks at part-filled ones now and then; False when the end has come."""
+        with self._changed:
+            if not self._queue or self._permanent is not None:
+                self._changed.wait_for(lambda: self._closing or (self._queue and self._permanent is None), _TICK_S)
+            if self._closing:
+                return False
+            writers = list(self._writers)
+        for writer in writers:
+            try:
+                writer.flush_due()
+            except ReplayError as error:  # the writer's own next call raises it to its user
+                log.debug("a part-filled chunk stays with its writer: %s", error)
+        return True
+
+    def _send(self) -> None:
+        """Makes one attempt to store the first chunks of the queue."""
+        if not self._known:
+            request = pb.OpenSessionRequest(table=self._table, session_id=self._session)
+            last = self._connection.call("OpenSession", request).last_sequence
+            with self._changed:
+                first = self._queue[0].sequence if self._queue else self._put
+                if last < first - 1:
+                    raise SequenceError(f"the server knows this session up to chunk {last}, but chunk {first - 1} was acknowledged")
+                self._acknowledge(last)
+                self._known = True
+        with self._changed:
+            chunks, size = [], 0
+            for queued in self._queue:
+                if chunks and (size + len(queued.chunk) > self._config.append_bytes or len(chunks) >= _MAX_CHUNKS):
+                    break
+                chunks.append(pb.AppendChunk(sequence=queued.sequence, chunk=queued.chunk))
+                size += len(queued.chunk)
+            urgent, self._urgent = self._urgent, self._urgent and len(chunks) < len(self._queue)
+        if not chunks:
+            return
+        request = pb.AppendRequest(table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent)
+        try:
+            last = self._connection.call("Append", request).last_sequence
+        except BaseException:
+            self._known = False
+            self._urgent = self._urgent or urgent
+            raise
+        with self._changed:
+            self._acknowledge(last)
+
+    def _acknowledge(self, last: int) -> None:
+        while self._queue and self._queue[0].sequence <= last:
+            self._queued_bytes -= len(self._queue.popleft().chunk)
+        self._changed.notify_all()
+
+    def _succeeded(self) -> None:
+        self._failing_since = None
+        self._transient = None
+
+    def _failed(self, error: ReplayError) -> None:
+        now = time.monotonic()
+        with self._changed:
+            if self._failing_since is None:
+                self._failing_since = now
+                log.warning("table %s: cannot append, trying again: %s", self._table, error)
+            if now - self._failing_since >= self._config.reconnect_timeout_s:
+                self._transient = error
+                self._changed.notify_all()
+
+    def _error(self) -> ReplayError | None:
+        return self._permanent or self._transient
+
+    def _raise_error(self) -> None:
+        error = self._error()
+        if error is not None:
+            self._told = self._told or error is self._permanent
+            raise from_wire(error.name, str(error)) from error
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise UnavailableError(f"this writer belongs to process {self._process}; make one in this process with table.writer()")
+
+
+_senders: "weakref.WeakSet[Sender]" = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    for sender in list(_senders):
+        try:
+            sender.close(_EXIT_FLUSH_S)
+        except ReplayError as error:
+            log.error("at exit, chunks were not stored: %s", error)

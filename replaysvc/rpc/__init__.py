@@ -1,0 +1,1 @@
+"""The gRPC door: converts, calls `replaysvc.replay`, converts back."""

@@ -1,0 +1,76 @@
+"""The gRPC server around a store."""
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from replaysvc.config import MAX_MESSAGE_BYTES
+from replaysvc.errors import UnavailableError
+from replaysvc.replay import Replay
+from replaysvc.rpc.servicer import ReplayServicer
+from replaysvc.rpc.status import ErrorInterceptor
+from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.v1 import replay_pb2_grpc
+
+SERVICE = "replaysvc.v1.ReplayService"
+FRAMES = "replaysvc.v1.ReplayFrames"
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else two servers would share a port in silence, and split the data
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+class Server:
+    """Serves a store. An append holds a worker thread until its commit, some tens of milliseconds; so there are more workers
+    than cores, and twice as many calls may be in the server before it answers RESOURCE_EXHAUSTED."""
+
+    def __init__(self, replay: Replay, address: str, *, max_workers: int = 64) -> None:
+        """Binds `address` (host:port, port 0 for any free one).
+
+        Raises:
+          UnavailableError: the address is in use or not of this machine.
+        """
+        pool = ThreadPoolExecutor(max_workers, thread_name_prefix="replaysvc-rpc")
+        self._server = grpc.server(
+            pool, interceptors=(ErrorInterceptor(),), options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
+        )
+        servicer = ReplayServicer(replay, max_waiting=max_workers // 2)
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)
+        frame = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=pb.SampleRequest.FromString)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, {"Sample": frame}),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self.port = 0
+        with contextlib.suppress(RuntimeError):  # how grpc says that it cannot bind
+            self.port = self._server.add_insecure_port(address)
+        if not self.port:
+            raise UnavailableError(f"address {address}: cannot be bound; is another server running there?")
+        self._host = address.rpartition(":")[0]
+
+    @property
+    def address(self) -> str:
+        """Returns host:port as bound."""
+        return f"{self._host}:{self.port}"
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._server.start()
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """Refuses new calls, lets running ones end for up to `grace_s`, and stops. The store stays open."""
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._server.stop(grace_s).wait()
+
+    def _set_health(self, status: Any) -> None:
+        for name in ("", SERVICE):
+            self._health.set(name, status)

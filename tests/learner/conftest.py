@@ -1,0 +1,43 @@
+"""Fixtures of the learner's tests: an embedded store, and runs in temporary directories."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import replaysvc
+import toys
+import torch
+from dqn.config import Config
+from dqn.rundir import RunDirectory
+from replaysvc.replay import Replay
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: starts many processes, or trains for more than a few seconds")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    toys.register()
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Iterator[Replay]:
+    with replaysvc.open(tmp_path / "store") as replay:
+        yield replay
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
+    """Returns a function that makes a run with a small configuration, changed by its keyword arguments."""
+
+    def make(**changes: object) -> RunDirectory:
+        return RunDirectory.create(tmp_path / "run", toys.small_config(**changes))
+
+    return make
+
+
+@pytest.fixture
+def config() -> Config:
+    return toys.small_config()
