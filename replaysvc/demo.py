@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as Grid
+
 import replay_client
 from dqn.config import Config
 from dqn.rundir import Metrics, RunDirectory
 from dqn.watch import Watch
 from replay_client import ClientConfig
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table as Grid
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "lmdb")
 _START_TIMEOUT_S = 60.0  # for the service to listen

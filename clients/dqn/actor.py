@@ -15,15 +15,15 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import replay_client
 import torch
-from replay_client import Replay, ReplayError, Table
 
+import replay_client
 from dqn.config import Config
 from dqn.episodes import Ended, EpisodeRecorder, autoreset_mode
 from dqn.network import load_params
 from dqn.rundir import Metrics, RunDirectory, TrainEpisode
 from dqn.task import ACTING, POLICY, await_config, fetch, make_envs, make_network, make_table, random_stream, stop_on_signals
+from replay_client import Replay, ReplayError, Table
 
 log = logging.getLogger("dqn.actor")
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import replay_client
 import torch
-from replay_client import Params, Replay, ReplayError
 
+import replay_client
 from dqn.config import Config
 from dqn.network import QNetwork, load_params, read_about
 from dqn.rundir import Evaluation, Metrics, RunDirectory, replace_file
 from dqn.task import BEST, EVALUATING, EVALUATION, POLICY, await_config, fetch, make_network, random_stream, stop_on_signals
+from replay_client import Params, Replay, ReplayError
 
 log = logging.getLogger("dqn.evaluator")
 

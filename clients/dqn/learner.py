@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import replay_client
 import torch
-from replay_client import Batch, Replay, ReplayError, Transitions
 from torch import Tensor
 from torch.nn import functional
 
+import replay_client
 from dqn.checkpoint import Progress, load_checkpoint, newest_checkpoint, save_checkpoint
 from dqn.config import Config
 from dqn.network import QNetwork, params_to_bytes
 from dqn.rundir import LearnerMetrics, Metrics, RunDirectory
 from dqn.task import CONFIG, EVALUATION, POLICY, fetch, make_network, make_table, stop_on_signals
+from replay_client import Batch, Replay, ReplayError, Transitions
 
 log = logging.getLogger("dqn.learner")
 

@@ -14,10 +14,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from replay_client import NotFoundError, Params, Replay, Signature, Table, TableConfig
 
 from dqn.config import Config
 from dqn.network import QNetwork
+from replay_client import NotFoundError, Params, Replay, Signature, Table, TableConfig
 
 POLICY = "policy"  # parameter set: the learner's network as safetensors, with its progress in the header
 EVALUATION = "evaluation"  # parameter set: the evaluator's newest verdict as JSON

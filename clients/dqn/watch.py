@@ -5,10 +5,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from replay_client import NotFoundError, Replay, TableStats, UnavailableError
-
 from dqn.config import Config
 from dqn.rundir import LearnerMetrics, Metrics, TrainEpisode
+from replay_client import NotFoundError, Replay, TableStats, UnavailableError
 
 _RATE_WINDOW_S = 5.0
 _RECENT_EPISODES = 20

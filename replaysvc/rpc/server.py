@@ -1,6 +1,7 @@
 """The gRPC server around a store."""
 
 import contextlib
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -55,6 +56,18 @@ class Server:
         if not self.port:
             raise UnavailableError(f"address {address}: cannot be bound; is another server running there?")
         self._host = address.rpartition(":")[0]
+
+    @staticmethod
+    def probe(address: str) -> None:
+        """Raises UnavailableError if `address` cannot be bound now; binds nothing."""
+        host, _, port = address.rpartition(":")
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(where)
+        except OSError as error:
+            raise UnavailableError(f"address {address}: cannot be bound: {error.strerror or error}") from error
 
     @property
     def address(self) -> str:

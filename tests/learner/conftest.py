@@ -1,15 +1,17 @@
 """Fixtures of the learner's tests: an embedded store, and runs in temporary directories."""
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import replaysvc
-import toys
 import torch
+
+import replaysvc
 from dqn.config import Config
 from dqn.rundir import RunDirectory
 from replaysvc.replay import Replay
+from tests.learner import toys
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,3 +43,11 @@ def make_run(tmp_path: Path) -> Callable[..., RunDirectory]:
 @pytest.fixture
 def config() -> Config:
     return toys.small_config()
+
+
+@pytest.fixture
+def stopped() -> threading.Event:
+    """Returns the event of a process that was asked to stop before its first step."""
+    stop = threading.Event()
+    stop.set()
+    return stop

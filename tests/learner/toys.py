@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
+
 from dqn.config import Config
 
 CHAIN = "ReplayTestChain-v0"

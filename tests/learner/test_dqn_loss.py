@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from dqn.learner import td_loss
 from replaysvc import FieldSpec, Signature, Transitions
-from torch import nn
 
 
 class Lookup(nn.Module):

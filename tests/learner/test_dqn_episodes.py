@@ -9,10 +9,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from dqn.episodes import EpisodeRecorder, autoreset_mode, row
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from dqn.episodes import EpisodeRecorder, autoreset_mode, row
 from replaysvc import Signature
-from toys import Counter
+from tests.learner.toys import Counter
 
 VECTOR_STEPS = 6
 

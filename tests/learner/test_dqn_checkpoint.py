@@ -1,17 +1,20 @@
 """A run goes on from a checkpoint as if it had never stopped, and nothing that is read can run code."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
-import dqn
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+
+import dqn
 from dqn.learner import Trainer, learn
 from dqn.network import load_params, params_to_bytes, read_about
 from dqn.rundir import Metrics
 from replaysvc import Batch
-from safetensors import SafetensorError
+from replaysvc.errors import AlreadyExistsError
 
 
 def batch(i: int) -> Batch:
@@ -46,13 +49,12 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(config, tmp_
         interrupted.update(batch(i))
     interrupted.save(tmp_path)
     torch.manual_seed(99)  # another process would not have the generator where it was
-    resumed = Trainer.create(type(config)(**{**_values(config), "seed": 1234}))
+    resumed = Trainer.create(replace(config, seed=1234))  # weights of its own, until it resumes
     assert resumed.resume(tmp_path)
     for i in range(3, 6):
         resumed.update(batch(i))
 
     found = state(resumed)
-    del found["rng"], expected["rng"]
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert resumed.progress == straight.progress
@@ -65,8 +67,6 @@ def test_checkpoint_brings_back_the_random_generator(config, tmp_path):
     trainer.save(tmp_path)
     expected = torch.rand(3)
     torch.manual_seed(99)
-    Trainer.create(config).resume(tmp_path)
-    assert torch.equal(torch.rand(3), expected) is False  # create() after resume() would be wrong; this one resumed another
     trainer.resume(tmp_path)
     assert torch.equal(torch.rand(3), expected)
 
@@ -99,12 +99,12 @@ def test_resumed_learner_publishes_above_the_services_version(replay, make_run, 
 def test_second_run_on_the_same_service_is_refused(replay, make_run, stopped):
     run = make_run()
     replay.put_params("config", b"{}", version=0)
-    with Metrics(run) as metrics, pytest.raises(replaysvc_errors().AlreadyExistsError):
+    with Metrics(run) as metrics, pytest.raises(AlreadyExistsError):
         learn(replay, run, metrics, stopped)
 
 
 def test_parameters_survive_the_way_through_bytes(config):
-    network, other = Trainer.create(config).network, Trainer.create(type(config)(**{**_values(config), "seed": 5})).network
+    network, other = Trainer.create(config).network, Trainer.create(replace(config, seed=5)).network
     data = params_to_bytes(network, {"version": 3, "finished": 1})
     assert read_about(data) == {"version": 3, "finished": 1}
     assert load_params(other, data) == {"version": 3, "finished": 1}

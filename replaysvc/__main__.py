@@ -1,0 +1,16 @@
+"""`python -m replaysvc` and the `replaysvc` command."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; says what to install if only the thin client is."""
+    try:
+        from replaysvc.cli import app
+    except ModuleNotFoundError as error:
+        sys.exit(f"replaysvc: {error.name} is missing; the command line needs: pip install 'replaysvc[server]'")
+    app(prog_name="replaysvc")
+
+
+if __name__ == "__main__":
+    main()

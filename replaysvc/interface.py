@@ -1,0 +1,58 @@
+"""What both doors offer: the embedded store and the client are a `Replay`, their tables a `Table`. Code that takes these
+runs on either. The classes themselves (`replaysvc.replay`, `replay_client`) document the methods.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from replaysvc.config import TableConfig
+from replaysvc.spec import Signature
+from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transitions
+from replaysvc.writer import Writer
+
+
+class Table(Protocol):
+    """A table of a store, wherever the store is."""
+
+    name: str
+    signature: Signature
+    config: TableConfig
+
+    def writer(self, actor: str = "") -> Writer: ...
+
+    def sample(
+        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Batch: ...  # fmt: skip
+
+    def stream(
+        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4, timeout_s: float = 60.0
+    ) -> Iterator[Batch]: ...
+
+    def stats(self) -> TableStats: ...
+
+    def episodes(
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
+    ) -> list[EpisodeRecord]: ...
+
+    def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]: ...
+
+
+class Replay(Protocol):
+    """A store, in this process or behind a connection."""
+
+    def create_table(
+        self, name: str, signature: Signature, config: TableConfig | None = None, *, exist_ok: bool = False
+    ) -> Table: ...
+
+    def table(self, name: str) -> Table: ...
+
+    def tables(self) -> list[str]: ...
+
+    def delete_table(self, name: str) -> None: ...
+
+    def put_params(self, name: str, data: bytes, *, version: int) -> None: ...
+
+    def get_params(self, name: str, *, newer_than: int = -1) -> Params | None: ...
+
+    def close(self) -> None: ...
