@@ -281,15 +281,28 @@ class TableIndex:
         stop = length if stop is None else stop
         if not first <= start < stop <= length:
             raise InvalidRequestError(f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})")
+        rows = self._walk(row, start, stop)
+        steps, n_steps = self.field("first_step", rows), self.field("n_steps", rows)
+        whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
+        if not whole:
+            raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
+        return self.field("chunk_id", rows), self.field("stored_bytes", rows).astype(np.int64)
+
+    def _walk(self, row: int, start: int, stop: int) -> list[int]:
+        """Returns the readable chunk rows with steps of [start, stop), of the episode whose first row is `row`."""
         next_row, step, n_steps = self.chunks["next_row"], self.chunks["first_step"], self.chunks["n_steps"]
-        base, rows = self.chunks.base, []
+        base, rows, number = self.chunks.base, [], int(self.field("episode_id", [row])[0])
         while row != NONE and step[row - base] < stop:
             if step[row - base] + n_steps[row - base] > start:
                 rows.append(row)
             row = int(next_row[row - base])
-        if not rows or step[rows[-1] - base] + n_steps[rows[-1] - base] < stop:
-            raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
-        return self.field("chunk_id", rows), self.field("stored_bytes", rows).astype(np.int64)
+        if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop and not (self.chunks["flags"][rows[0] - base] & DEAD):
+            return rows
+        # the chain is cut by a lost chunk: look at all
+        readable = (self.chunks["episode_id"] == number) & ((self.chunks["flags"] & DEAD) == 0)
+        within = readable & (step < stop) & (step + n_steps > start)
+        found: list[int] = (np.flatnonzero(within) + base).tolist()
+        return found
 
 
 def parse_metadata(encoded: bytes) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def act(replay: Replay, config: Config, index: int, metrics: Metrics | None, sto
                     continue
             if ended.any():
                 seeds = [int(seed) for seed in rng.integers(1 << 31, size=envs.num_envs)]
-                observations, _ = envs.reset(seed=seeds, options={"reset_mask": ended})
+                observations, _ = envs.reset(seed=[*seeds], options={"reset_mask": ended})
                 recorder.policy_version = policy.version
                 recorder.metadata = [{"seed": seed, "env": i} for i, seed in enumerate(seeds)]
                 recorder.begin(observations, ended)

@@ -4,7 +4,6 @@ The defaults solve CartPole-v1 (mean return of 475 over 20 greedy episodes) with
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -78,8 +77,10 @@ class Config:
     @staticmethod
     def from_json(text: str) -> "Config":
         """Returns the configuration that `to_json` described. Raises ValueError for an unknown name."""
-        data: Mapping[str, Any] = json.loads(text)
+        data: dict[str, Any] = json.loads(text)
         known = {field.name for field in fields(Config)}
         if unknown := sorted(set(data) - known):
             raise ValueError(f"config: unknown hyper-parameter {unknown[0]!r}")
-        return Config(**{name: tuple(value) if name == "hidden" else value for name, value in data.items()})
+        if "hidden" in data:
+            data["hidden"] = tuple(data["hidden"])
+        return Config(**data)

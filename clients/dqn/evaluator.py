@@ -94,7 +94,6 @@ def evaluate(replay: Replay, config: Config, run: RunDirectory | None, metrics: 
         log.info("version %d: mean return %.1f", params.version, verdict["mean_return"])
         if metrics is not None:
             metrics.write(_metrics_row(verdict))
-            metrics.commit()
     return bool(verdict and verdict["solved"])
 
 

@@ -24,7 +24,6 @@ from typing import Any, TypeAlias
 from dqn.config import Config
 
 PACKAGES = ("replaysvc", "torch", "gymnasium", "safetensors", "numpy", "grpcio")
-_COMMIT_INTERVAL_S = 0.5  # rows wait at most this long for a commit, or longer if no further row comes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +102,14 @@ class RunDirectory:
 
 
 class Metrics:
-    """A process's connection to the metrics. Used by one thread; a context manager that commits and closes."""
+    """A process's connection to the metrics. Used by one thread; a context manager that closes.
+
+    Each row is a transaction of its own: one that stayed open between rows would lock out the other processes.
+    """
 
     def __init__(self, run: RunDirectory) -> None:
-        self._database = sqlite3.connect(run.metrics, timeout=30)
-        self._database.execute("PRAGMA synchronous=OFF")  # metrics may lose their last rows in a power cut, not earlier ones
-        self._committed_at = time.monotonic()
+        self._database = sqlite3.connect(run.metrics, timeout=30, isolation_level=None)
+        self._database.execute("PRAGMA synchronous=OFF")  # a power cut may cost the newest rows
 
     def write(self, row: Row) -> None:
         """Adds a row, stamped with the current time."""
@@ -116,13 +117,6 @@ class Metrics:
         values: list[Any] = [time.time(), *(getattr(row, name) for name in names)]
         marks = ", ".join("?" * len(values))
         self._database.execute(f"INSERT INTO {_TABLES[type(row)]} (time_s, {', '.join(names)}) VALUES ({marks})", values)
-        if time.monotonic() - self._committed_at >= _COMMIT_INTERVAL_S:
-            self.commit()
-
-    def commit(self) -> None:
-        """Makes the rows visible to other processes."""
-        self._database.commit()
-        self._committed_at = time.monotonic()
 
     def last(self, row: type[Row], count: int) -> list[dict[str, Any]]:
         """Returns the newest `count` rows of a kind, the newest first, by column name; `time_s` is among them."""
@@ -131,8 +125,7 @@ class Metrics:
         return [dict(zip(names, values, strict=True)) for values in cursor]
 
     def close(self) -> None:
-        """Commits and closes."""
-        self._database.commit()
+        """Closes the connection."""
         self._database.close()
 
     def __enter__(self) -> "Metrics":

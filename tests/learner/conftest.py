@@ -1,16 +1,14 @@
-"""Fixtures of the learner's tests: an embedded store, and runs in temporary directories."""
+"""Fixtures of the learner's tests: runs in temporary directories."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-import replaysvc
 from dqn.config import Config
 from dqn.rundir import RunDirectory
-from replaysvc.replay import Replay
 from tests.learner import toys
 
 
@@ -22,12 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def _one_thread() -> None:
     torch.set_num_threads(1)
     toys.register()
-
-
-@pytest.fixture
-def replay(tmp_path: Path) -> Iterator[Replay]:
-    with replaysvc.open(tmp_path / "store") as replay:
-        yield replay
 
 
 @pytest.fixture
