@@ -1,6 +1,6 @@
 """From drawn positions to columns: the draw, resolve, gather and transform of one batch, each over the whole batch.
 
-The table holds its lock around both functions; nothing here touches the disk.
+The table holds its lock around these functions; nothing here touches the disk.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from replaysvc.types import Array, Transitions
 from replaysvc.windows import Windows, resolve_forward
 
 _REDRAWS = 64  # chosen by hand: a draw that lands on lost steps is repeated this often
+_OFFSET_SHARE = 4  # a column with offsets in more than one item of so many travels in the declared dtype: that is smaller then
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,6 @@ class Plan:
     positions: Array
     probability: Array
     windows: Windows
-    rows_needed: Array  # unique chunk rows
-    first_row: int
 
 
 def plan_transitions(index: TableIndex, selector: Selector, rng: np.random.Generator, count: int, what: Transitions) -> Plan | None:
@@ -38,77 +37,103 @@ def plan_transitions(index: TableIndex, selector: Selector, rng: np.random.Gener
     positions, probability = selector.draw(rng, count)
     rows = index.row_of(positions)
     for _ in range(_REDRAWS):
-        bad = np.flatnonzero(~index.drawable(positions, rows))
-        if not bad.size:
+        drawable = index.drawable(positions, rows)
+        if drawable.all():
             break
+        bad = np.flatnonzero(~drawable)
         positions[bad], probability[bad] = selector.draw(rng, len(bad))
         rows[bad] = index.row_of(positions[bad])
     else:
         return None
     chunks = index.chunks
-    offsets = positions - chunks["position"][rows - chunks.base]
+    offsets = positions - chunks["position"].take(rows - chunks.base)
     windows = resolve_forward(rows, offsets, what.n_step, chunks["n_steps"], chunks["next_row"], chunks.base)
-    needed = np.unique(windows.rows)
-    return Plan(what, positions, probability, windows, needed, int(needed[0]))
+    return Plan(what, positions, probability, windows)
+
+
+def missing_rows(plan: Plan, index: TableIndex, fetched: Mapping[int, DecodedChunk]) -> list[int] | None:
+    """Returns the chunk rows of a plan that are neither cached nor fetched; None if some were removed meanwhile."""
+    rows, chunks = plan.windows.rows, index.chunks
+    if chunks.base and int(rows.min()) < chunks.base:
+        return None
+    absent = chunks["location"].take(rows - chunks.base) == NONE
+    if not absent.any():
+        return []
+    return [row for row in np.unique(rows[absent]).tolist() if row not in fetched]
 
 
 def gather(
     plan: Plan, index: TableIndex, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk], now_s: float
 ) -> list[BatchColumn]:
     """Returns the columns of a planned batch. Every chunk of it is in the cache, or else in `fetched` (by row)."""
-    windows, what = plan.windows, plan.what
-    anchor, anchor_offset = windows.rows[:, 0], windows.offsets[:, 0]
-    arena = _Arena(index, cache, signature, fetched)
+    windows, what, chunks = plan.windows, plan.what, index.chunks
+    anchor = _Place(index, windows.rows[:, 0], windows.offsets[:, 0])
+    after = _Place(index, windows.end_row, windows.end_offset + 1)
+    source = _Source(cache, signature, fetched)
     columns = []
     for i, spec in enumerate(signature.columns):
         if spec.name == "reward":
-            rewards = arena.take(i, windows.rows.ravel(), windows.offsets.ravel()).values.reshape(windows.rows.shape)
+            place = anchor if what.n_step == 1 else _Place(index, windows.rows.ravel(), windows.offsets.ravel())
+            rewards = source.take(i, place).values.reshape(windows.rows.shape)
             columns.append(BatchColumn("reward", nstep_return(rewards, windows.steps(), what.gamma)))
             continue
-        columns.append(arena.take(i, anchor, anchor_offset))
+        columns.append(source.take(i, anchor))
         if i < signature.observation_columns:
-            after = arena.take(i, windows.end_row, windows.end_offset + 1)
-            columns.append(BatchColumn(f"next_{spec.name}", after.values, after.offset_rows, after.offset_values))
-    flags = index.field("flags", windows.end_row)
-    at_end = windows.end_offset == index.field("n_steps", windows.end_row) - 1
-    terminated = at_end & ((flags & TERMINATED) != 0)
+            column = source.take(i, after)
+            columns.append(BatchColumn(f"next_{spec.name}", column.values, column.offset_rows, column.offset_values))
+    flags = np.where(windows.end_offset == chunks["n_steps"].take(after.at) - 1, chunks["flags"].take(after.at), 0)
+    terminated = (flags & TERMINATED) != 0
     plain = {
         "discount": nstep_discount(windows.counts, terminated, what.gamma),
         "terminated": terminated,
-        "truncated": at_end & ((flags & TRUNCATED) != 0),
+        "truncated": (flags & TRUNCATED) != 0,
         "positions": plan.positions,
-        "episode_id": index.field("episode_id", anchor),
-        "t": index.field("first_step", anchor) + anchor_offset,
+        "episode_id": chunks["episode_id"].take(anchor.at),
+        "t": chunks["first_step"].take(anchor.at) + anchor.offsets,
         "probability": plan.probability,
         "importance_weight": np.ones(len(plan.positions), np.float32),
-        "age_s": (now_s - index.field("committed_at_s", anchor)).astype(np.float32),
-        "policy_version": index.field("policy_version", anchor),
+        "age_s": (now_s - chunks["committed_at_s"].take(anchor.at)).astype(np.float32),
+        "policy_version": chunks["policy_version"].take(anchor.at),
     }
     return columns + [BatchColumn(name, values) for name, values in plain.items()]
 
 
-class _Arena:
+class _Place:
+    """Steps, as chunk rows and offsets, and where they stand in the cache; found once for all columns."""
+
+    def __init__(self, index: TableIndex, rows: Array, offsets: Array) -> None:
+        self.rows, self.offsets = rows, offsets
+        self.at = rows - index.chunks.base
+        self.location = index.chunks["location"].take(self.at)
+        self.slot = index.chunks["slot"].take(self.at)
+        self.cached = bool((self.location != NONE).all())
+        self.arena_rows = self.location + offsets
+
+
+class _Source:
     """Takes rows of chunks out of the cache, or out of fetched chunks where the cache could not keep them."""
 
-    def __init__(self, index: TableIndex, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk]) -> None:
-        self._index, self._cache, self._signature, self._fetched = index, cache, signature, fetched
+    def __init__(self, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk]) -> None:
+        self._cache, self._signature, self._fetched = cache, signature, fetched
 
-    def take(self, i: int, rows: Array, offsets: Array) -> BatchColumn:
-        """Returns column `i` at `offsets` within chunk `rows`."""
-        name = self._signature.columns[i].name
-        location, slot = self._index.field("location", rows), self._index.field("slot", rows)
-        cached = location != NONE
-        if cached.all():
-            return BatchColumn(name, *self._cache.take(i, location + offsets, slot))
-        return self._take_mixed(i, rows, offsets, cached, location, slot)
-
-    def _take_mixed(self, i: int, rows: Array, offsets: Array, cached: Array, location: Array, slot: Array) -> BatchColumn:
-        """The rare case that a batch needs more chunks than a ring holds: all of it in the declared dtype."""
+    def take(self, i: int, place: _Place) -> BatchColumn:
+        """Returns column `i` at a place."""
         spec = self._signature.columns[i]
+        if not place.cached:
+            return self._take_mixed(i, place)
+        column = BatchColumn(spec.name, *self._cache.take(i, place.arena_rows, place.slot))
+        if column.offset_rows is not None and len(column.offset_rows) * _OFFSET_SHARE > len(place.rows):
+            return BatchColumn(spec.name, column.widen(spec))
+        return column
+
+    def _take_mixed(self, i: int, place: _Place) -> BatchColumn:
+        """The rare case that a batch needs more chunks than a ring holds: all of it in the declared dtype."""
+        spec, rows, offsets = self._signature.columns[i], place.rows, place.offsets
         values = np.empty((len(rows), *spec.shape), spec.dtype)
+        cached = place.location != NONE
         hits = np.flatnonzero(cached)
         if hits.size:
-            values[hits] = BatchColumn(spec.name, *self._cache.take(i, location[hits] + offsets[hits], slot[hits])).widen(spec)
+            values[hits] = BatchColumn(spec.name, *self._cache.take(i, place.arena_rows[hits], place.slot[hits])).widen(spec)
         for row in np.unique(rows[~cached]).tolist():
             here = np.flatnonzero(rows == row)
             values[here] = widen(self._fetched[row].columns[i], spec)[offsets[here]]

@@ -21,7 +21,7 @@ from replaysvc.codec import ChunkDecoder, DecodedChunk
 from replaysvc.committer import Committer
 from replaysvc.config import TableConfig, check_number
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError, NotReadyError, ReplayError, StorageError, WaitTimeoutError
-from replaysvc.gather import Plan, gather, plan_transitions
+from replaysvc.gather import Plan, gather, missing_rows, plan_transitions
 from replaysvc.selectors import Selector, Uniform
 from replaysvc.spec import Signature
 from replaysvc.staging import AppendRequest, EpisodeName, OpenEpisode, Staged, stage_all
@@ -210,12 +210,12 @@ class Table:
         while True:
             with self._changed:
                 self._check_open()
-                if plan.first_row < self._index.chunks.base:
+                missing = missing_rows(plan, self._index, fetched)
+                if missing is None:
                     return None
-                missing = [row for row in self._index.uncached(plan.rows_needed) if row not in fetched]
                 self._counts["misses"] += len(missing)
                 if not missing:
-                    self._counts["hits"] += len(plan.rows_needed) - len(fetched)
+                    self._counts["hits"] += len(plan.positions) - min(len(fetched), len(plan.positions))
                     self._counts["calls"] += 1
                     self._counts["items"] += len(plan.positions)
                     return gather(plan, self._index, self._cache, self.signature, fetched, self._clock())

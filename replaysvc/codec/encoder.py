@@ -6,7 +6,17 @@ import numpy as np
 
 from replaysvc.codec.cast import StoredColumn, cast_to_float16
 from replaysvc.codec.delta import delta_encode
-from replaysvc.codec.header import MAX_METADATA_BYTES, MAX_STEPS, ChunkInfo, Stage, bits_dtype, rows_of, stored_shape, write_chunk
+from replaysvc.codec.header import (
+    MAX_METADATA_BYTES,
+    MAX_RAW_BYTES,
+    MAX_STEPS,
+    ChunkInfo,
+    Stage,
+    bits_dtype,
+    rows_of,
+    stored_shape,
+    write_chunk,
+)
 from replaysvc.codec.shuffle import shuffle
 from replaysvc.codec.zstd import Compressor
 from replaysvc.errors import InvalidRequestError
@@ -35,6 +45,8 @@ class ChunkEncoder:
         """
         if not 1 <= info.n_steps <= MAX_STEPS or len(info.metadata) > MAX_METADATA_BYTES or len(columns) != len(self._signature.columns):
             raise InvalidRequestError(f"chunk: expected 1 to {MAX_STEPS} steps and {len(self._signature.columns)} columns")
+        if sum(values.nbytes for values in columns) > MAX_RAW_BYTES:
+            raise InvalidRequestError(f"chunk: expected at most {MAX_RAW_BYTES} bytes of columns; write fewer steps a chunk")
         decide = self._encoded % _RETRY_CHUNKS == 0
         self._encoded += 1
         payloads = []

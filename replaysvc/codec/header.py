@@ -47,6 +47,7 @@ VERSION = 1
 PREFIX = struct.Struct("<4sHHQ")
 FIXED = struct.Struct("<QQQIIqdII")
 DESCRIPTOR = struct.Struct("<B3sII")
+_COUNT = struct.Struct("<I")  # the last of FIXED
 MAX_STEPS = 65_535
 MAX_RAW_BYTES = 256 << 20  # decoded bytes of one chunk: bounds what a hostile chunk can make a decoder allocate
 MAX_METADATA_BYTES = 64 << 10
@@ -108,6 +109,13 @@ def raw_size(spec: FieldSpec, rows: int, stages: Stage) -> int:
     values = math.prod(spec.shape)
     width = 2 if stages & Stage.CAST else spec.dtype.itemsize
     return values * rows * width + (values * spec.dtype.itemsize if stages & Stage.OFFSETS else 0)
+
+
+def decoded_bytes(chunk: bytes) -> int:
+    """Returns the bytes that the columns of an intact chunk take in stored precision."""
+    (count,) = _COUNT.unpack_from(chunk, PREFIX.size + FIXED.size - _COUNT.size)
+    at = PREFIX.size + FIXED.size
+    return sum(raw for _, _, raw, _ in DESCRIPTOR.iter_unpack(chunk[at : at + DESCRIPTOR.size * count]))
 
 
 def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:

@@ -1,7 +1,10 @@
 """A batch as one framed buffer, and as protobuf messages. replay.proto describes the frame."""
 
+import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -26,31 +29,45 @@ def batch_bytes(columns: Sequence[BatchColumn]) -> int:
 
 def encode_frame(columns: Sequence[BatchColumn]) -> bytes:
     """Returns the frame of a batch."""
-    parts: list[bytes | memoryview] = []
+    parts: list[Any] = []
+    for column in columns:
+        for array in (column.values, column.offset_rows, column.offset_values):
+            if array is not None:
+                data = _little(array).reshape(-1).view(np.uint8)
+                parts += (data.data, _PADDING[: -len(data) % ALIGN])
+    return b"".join((_header_of(tuple(map(_layout, columns))), *parts))
+
+
+_Layout = tuple[str, str, tuple[int, ...], int, int]
+
+
+def _layout(column: BatchColumn) -> _Layout:
+    """Returns what a column's header says: name, dtype, shape, offset count, bytes of the offsets' values."""
+    rows, offsets = column.offset_rows, column.offset_values
+    counts = (0, 0) if rows is None or offsets is None else (len(rows), offsets.nbytes)
+    return column.name, column.values.dtype.name, column.values.shape, *counts
+
+
+@lru_cache(maxsize=1024)  # a learner asks for batches of one layout; all but columns with offsets repeat it
+def _header_of(layouts: tuple[_Layout, ...]) -> bytes:
+    """Returns the frame up to its payload."""
     at = 0
 
-    def place(array: Array) -> int:
+    def place(size: int) -> int:
         nonlocal at
-        start = at
-        data = memoryview(_little(array).reshape(-1).view(np.uint8))
-        parts.append(data)
-        fill = -len(data) % ALIGN
-        if fill:
-            parts.append(_PADDING[:fill])
-        at += len(data) + fill
+        start, at = at, at + -(-size // ALIGN) * ALIGN
         return start
 
     headers = []
-    for column in columns:
-        header = _header(column)
-        header.offset = place(column.values)
-        if column.offset_rows is not None and column.offset_values is not None:
-            header.offset_count = len(column.offset_rows)
-            header.offset_rows_at = place(column.offset_rows)
-            header.offset_values_at = place(column.offset_values)
+    for name, dtype, shape, offsets, offset_bytes in layouts:
+        header = pb.ColumnHeader(name=name, dtype=dtype, shape=shape, offset=place(math.prod(shape) * np.dtype(dtype).itemsize))
+        if offsets:
+            header.offset_count = offsets
+            header.offset_rows_at = place(4 * offsets)
+            header.offset_values_at = place(offset_bytes)
         headers.append(header)
     head = pb.BatchHeader(columns=headers).SerializeToString()
-    return b"".join((LENGTH.pack(len(head)), head, _PADDING[: -(LENGTH.size + len(head)) % ALIGN], *parts))
+    return b"".join((LENGTH.pack(len(head)), head, _PADDING[: -(LENGTH.size + len(head)) % ALIGN]))
 
 
 def encode_message(columns: Sequence[BatchColumn]) -> pb.SampleResponse:
