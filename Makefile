@@ -1,48 +1,63 @@
-# make demo: solve CartPole through the service.   make test: the whole suite.   Both set up all they need.
+# make demo: learn CartPole through the service.   make test: the whole suite.   Each sets up all that it needs.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
 PROTOC := .venv-protoc
-STAMP := $(VENV)/.installed
-PROTOC_STAMP := $(PROTOC)/.installed
-PIP := -q --disable-pip-version-check
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+RUN := $(VENV)/.installed-run
+DEV := $(VENV)/.installed-dev
+GENERATOR := $(PROTOC)/.installed
 
 .PHONY: install demo test lint bench torture clean
 
-install: $(STAMP)
+install: $(DEV)
 
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed: make PYTHON=python3.11 ..."; exit 1; }
-	@echo "setting up $(VENV) (a few minutes the first time)"
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1). Say which: make PYTHON=python3.11 ..."; exit 1; }
+	@echo "== making the virtual environment $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install $(PIP) "pip>=25.1"
-	@# torch first and by its exact version: that is the CPU build
-	@$(BIN)/python -m pip install $(PIP) -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	@$(BIN)/python -m pip install $(PIP) -c constraints.txt -e ".[all]" --group test --group lint
+
+# What runs the service, the client and the demo. torch comes first and alone, by its exact version: it is by far the largest
+# part, and so no resolver ever weighs another build of it. pip itself is new enough to know dependency groups.
+$(RUN): pyproject.toml constraints.txt Makefile | $(BIN)/python
+	@echo "== installing pip and torch (a few minutes the first time)"
+	@$(PIP) "pip>=25.1" "$$(grep '^torch==' constraints.txt)"
+	@echo "== installing replaysvc"
+	@$(PIP) -e ".[server,torch,gym]"
 	@touch $@
 
-$(PROTOC_STAMP): Makefile
+# What tests, linters and benchmarks need besides.
+$(DEV): $(RUN)
+	@echo "== installing what tests and linters need"
+	@$(PIP) -e ".[all]" --group test --group lint
+	@touch $@
+
+# The generator of replaysvc/v1 wants an older protobuf than the service runs with, so it lives apart.
+$(GENERATOR): Makefile
+	@echo "== installing the protobuf generator into $(PROTOC)"
 	@$(PYTHON) -m venv $(PROTOC)
-	@$(PROTOC)/bin/python -m pip install $(PIP) grpcio-tools==1.76.0
+	@$(PROTOC)/bin/python -m pip --disable-pip-version-check install -qq grpcio-tools==1.76.0 grpcio==1.76.0 protobuf==6.31.1
 	@touch $@
 
-demo: $(STAMP)
+demo: $(RUN)
 	@$(BIN)/replaysvc demo
 
-test: $(STAMP) $(PROTOC_STAMP)
+test: $(DEV) $(GENERATOR)
 	@$(BIN)/python -m pytest
 
-lint: $(STAMP)
+lint: $(DEV)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy replaysvc clients/replay_client clients/dqn
 
-# Longer runs of what `make test` does in small: real rollouts, killed and compared many times.
-torture: $(STAMP)
-	@$(BIN)/python tests/real_data.py --episodes 20 --kills 20
-
-bench: $(STAMP)
+# The figures of tests/bench/README.md.
+bench: $(DEV)
 	@$(BIN)/python tests/bench/long_episode.py
 	@$(BIN)/python tests/bench/versus_reverb.py
+
+# What `make test` does in small, for longer: real rollouts, the server killed and every column compared, again and again.
+torture: $(DEV)
+	@$(BIN)/python tests/real_data.py --cheetah-episodes 20 --breakout-episodes 20 --kills 20
 
 clean:
 	rm -rf $(VENV) $(PROTOC) .pytest_cache .mypy_cache .ruff_cache .hypothesis

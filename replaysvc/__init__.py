@@ -21,7 +21,15 @@ __all__ = [
 
 
 def open(path: str, config: StoreConfig | None = None, **options: Any) -> "Replay":
-    """Returns the store at `path`, made if absent, as an object in this process; see `replaysvc.replay.Replay`."""
-    from replaysvc.replay import Replay
+    """Returns the store at `path`, made if absent, as an object in this process; see `replaysvc.replay.Replay`.
 
+    Raises:
+      ModuleNotFoundError: the engine's packages are not installed; says how to.
+    """
+    try:
+        from replaysvc.replay import Replay
+    except ModuleNotFoundError as error:
+        if error.name != "lmdb":
+            raise
+        raise ModuleNotFoundError("an embedded store needs lmdb: pip install 'replaysvc[server]'", name="lmdb") from None
     return Replay(path, config, **options)

@@ -8,6 +8,8 @@ def main() -> None:
     try:
         from replaysvc.cli import app
     except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("replaysvc"):
+            raise
         sys.exit(f"replaysvc: {error.name} is missing; the command line needs: pip install 'replaysvc[server]'")
     app(prog_name="replaysvc")
 

@@ -132,7 +132,9 @@ class Cache:
         ]
         self._reset()
 
-    def insert(self, ring: int, row: int, columns: Sequence[StoredColumn], n_steps: int) -> tuple[int, int, list[tuple[int, int]]] | None:
+    def insert(
+        self, ring: int, row: int, columns: Sequence[StoredColumn], n_steps: int
+    ) -> tuple[int, int, list[tuple[int, int]]] | None:
         """Copies a decoded chunk in. Returns (location, slot, overwritten (index row, location)); None if it is too large."""
         place = self._rings[ring].take(row, n_steps + 1)
         if place is None:
@@ -158,7 +160,8 @@ class Cache:
 
     def dtype(self, i: int) -> np.dtype[Any]:
         """Returns the dtype in which column `i` is held at present."""
-        return self._arenas[i].dtype
+        dtype: np.dtype[Any] = self._arenas[i].dtype
+        return dtype
 
     def take(self, i: int, rows: Array, slots: Array) -> tuple[Array, Array | None, Array | None]:
         """Returns column `i` at arena `rows` [B], and the (items, offsets) of those that stand around an offset.

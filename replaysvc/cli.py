@@ -1,15 +1,15 @@
 """The command line. Converts and calls; each failure is one sentence on stderr and an exit status.
 
-Exit statuses: 0 fine; 1 the demo did not solve its task; 2 a wrong option or setting; 3 the store cannot be used;
-4 the address cannot be bound, or no server answers; 5 anything else that the service refused.
+Exit statuses: 0 fine; 1 the demo did not solve its task, or a package is not installed; 2 a wrong option, setting or
+argument; 3 the store cannot be used; 4 the address cannot be bound, or no server answers; 5 anything else that was refused.
 """
 
+import ipaddress
 import json
 import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,14 +21,17 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import replaysvc
-from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, UnavailableError
+from replaysvc.config import StoreConfig
+from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, StoreLockedError, UnavailableError
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
-from replaysvc.settings import Settings, load
+from replaysvc.settings import LOG_LEVELS, Settings, load
 from replaysvc.types import TableStats
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="A replay buffer that is a service.")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+_STATUSES: dict[type[ReplayError], int] = {InvalidRequestError: 2, StorageError: 3, UnavailableError: 4}
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_READER = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)  # who only looks decodes nothing
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Target = Annotated[str, typer.Argument(help="host:port of a running service, or a store directory that no service has open")]
@@ -40,8 +43,7 @@ def _failures() -> Iterator[None]:
         yield
     except ReplayError as error:
         print(f"replaysvc: {error}", file=sys.stderr)
-        status = {InvalidRequestError: 2, StorageError: 3, UnavailableError: 4}
-        raise typer.Exit(next((number for kind, number in status.items() if isinstance(error, kind)), 5)) from None
+        raise typer.Exit(next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 5)) from None
 
 
 def _version(show: bool) -> None:
@@ -51,7 +53,9 @@ def _version(show: bool) -> None:
 
 
 @app.callback()
-def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False) -> None:
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
+) -> None:
     """A replay buffer that is a service."""
 
 
@@ -63,8 +67,8 @@ def serve(
     config: Annotated[Path | None, typer.Option(envvar="REPLAYSVC_CONFIG", help="TOML file of settings")] = None,
     recent_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks as they are committed")] = None,
     faulted_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks read back from disk")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error [default: info]")] = None,
-    insecure: Annotated[bool | None, typer.Option("--insecure", help="allow an address that other machines reach, without authentication")] = None,
+    log_level: Annotated[str | None, typer.Option(help=f"{', '.join(LOG_LEVELS)} [default: info]")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="allow an address that other machines reach")] = False,
 ) -> None:
     """Serve a store until SIGTERM or SIGINT. Every option is also a setting: REPLAYSVC_PORT, or `port` in the file."""
     options = {
@@ -78,55 +82,65 @@ def serve(
 
 
 def _start_logging(settings: Settings) -> None:
-    level = logging.getLevelNamesMapping().get(settings.log_level.upper())
-    if level is None:
-        raise InvalidRequestError(f"setting log_level: expected debug, info, warning or error, found {settings.log_level!r}")
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 
 def _serve(settings: Settings) -> None:
     if settings.data is None:
-        raise InvalidRequestError("setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none")
-    if not 0 <= settings.port < 65_536:
-        raise InvalidRequestError(f"setting port: expected 0 to 65535, found {settings.port}")
-    if settings.host not in _LOOPBACK and not settings.insecure:
+        raise InvalidRequestError(
+            "setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none"
+        )
+    if not (settings.insecure or _is_loopback(settings.host)):
         raise InvalidRequestError(
             f"setting host: expected an address of this machine alone, found {settings.host}; "
             "there is no authentication yet, so --insecure is needed to open it to others"
         )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with _bound(settings) as (server, replay):
+    log = logging.getLogger(__name__)
+    # Blocked before the first thread is made, so that no thread takes them and one that comes early is not lost.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    with _bound(settings.data, settings) as (server, replay):
         server.start()
-        print(f"listening on {settings.host}:{server.port}", flush=True)
-        logging.getLogger(__name__).info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
-        stop.wait()
+        log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
+        print(f"listening on {server.address}", flush=True)
+        log.info("stopping at %s", signal.Signals(signal.sigwait(_STOPPING)).name)
         server.stop(settings.grace_s)
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
 @contextmanager
-def _bound(settings: Settings) -> Iterator[tuple[Server, Replay]]:
+def _bound(data: Path, settings: Settings) -> Iterator[tuple[Server, Replay]]:
     """Opens the store, but not before the address is known to be free: a refused start must touch nothing."""
-    assert settings.data is not None
-    Server.probe(f"{settings.host}:{settings.port}")
-    with Replay(settings.data, settings.store()) as replay:
-        yield Server(replay, f"{settings.host}:{settings.port}"), replay
+    host = f"[{settings.host}]" if ":" in settings.host.strip("[]") and not settings.host.startswith("[") else settings.host
+    address = f"{host}:{settings.port}"
+    Server.probe(address)
+    with Replay(data, settings.store()) as replay:
+        yield Server(replay, address), replay
 
 
 @contextmanager
 def _opened(target: str) -> Iterator[Any]:
     """Opens TARGET: a client for host:port, the store itself for a directory."""
     host, _, port = target.rpartition(":")
-    if host and port.isdigit() and not Path(target).exists():
+    if (Path(target) / "FORMAT").is_file():
+        try:
+            replay = Replay(target, _READER)
+        except StoreLockedError as error:
+            raise StoreLockedError(f"{error}; if that is a service, give its host:port") from error
+        with replay:
+            yield replay
+    elif host and port.isdigit() and not Path(target).exists():
         import replay_client
 
         config = replay_client.ClientConfig(reconnect_timeout_s=2.0)
         with replay_client.connect(target, config=config) as client:
             yield client
-    elif (Path(target) / "FORMAT").is_file():
-        with Replay(target) as replay:
-            yield replay
     else:
         raise InvalidRequestError(f"TARGET: expected host:port or a store directory, found {target!r}")
 
@@ -142,33 +156,42 @@ def tables(target: Target, as_json: Json = False) -> None:
         table = RichTable("table", "steps", "episodes", "on disk", "ratio", "state")
         for row in rows:
             ratio = f"{row.raw_bytes / row.stored_bytes:.1f}x" if row.stored_bytes else "-"
-            table.add_row(row.name, f"{row.steps:,}", f"{row.episodes:,}", f"{row.disk_bytes / 2**20:,.1f} MiB", ratio, row.waiting_for or "ready")
+            disk = f"{row.disk_bytes / 2**20:,.1f} MiB"
+            table.add_row(row.name, f"{row.steps:,}", f"{row.episodes:,}", disk, ratio, row.waiting_for or "ready")
         Console().print(table)
 
 
 @app.command()
-def stats(target: Target, table: Annotated[str | None, typer.Argument(help="one table; all if left out")] = None, as_json: Json = False) -> None:
+def stats(
+    target: Target,
+    table: Annotated[str | None, typer.Argument(help="one table; all if left out")] = None,
+    as_json: Json = False,
+) -> None:
     """Print the counters of tables."""
     with _failures(), _opened(target) as replay:
         rows: list[TableStats] = [replay.table(name).stats() for name in ([table] if table else replay.tables())]
         if as_json:
             print(json.dumps([asdict(row) for row in rows]))
             return
+        console = Console()
         for row in rows:
             shown = RichTable(row.name, "")
             for name, value in asdict(row).items():
                 if name != "name":
                     shown.add_row(name, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
-            Console().print(shown)
+            console.print(shown)
 
 
 @app.command()
 def demo(
     directory: Annotated[Path | None, typer.Option("--dir", help="run directory; made under runs/ if left out")] = None,
     seed: Annotated[int, typer.Option(help="seed of the environments and the learner")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --dir")] = False,
 ) -> None:
     """Solve CartPole-v1 through the service: server, two actors, learner and evaluator, each a process of its own."""
     from replaysvc.demo import run_demo
 
     with _failures():
-        raise typer.Exit(run_demo(directory=directory, seed=seed))
+        if resume and directory is None:
+            raise InvalidRequestError("option --resume: expected --dir with it, which says what run to go on with; found none")
+        raise typer.Exit(run_demo(directory=directory, seed=seed, resume=resume))

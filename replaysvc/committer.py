@@ -50,7 +50,9 @@ class Committer:
             if self._closing:
                 raise UnavailableError("append: the store is closing")
             if self._queue and self._queued_bytes + size > self._config.queue_bytes:
-                raise CapacityError(f"append: {self._queued_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})")
+                raise CapacityError(
+                    f"append: {self._queued_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})"
+                )
             self._queue.append((target, request, size))
             self._queued_bytes += size
             self._urgent |= request.urgent

@@ -15,6 +15,7 @@ from replaysvc.errors import InvalidRequestError, SpecMismatchError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MiB = 1 << 20
 MAX_MESSAGE_BYTES = 64 * MiB  # one gRPC message, both ways; larger data are streamed or refused
+EPISODES_PAGE_BYTES = 8 * MiB  # a list of episode records ends when it is as large, and the client asks for the next page
 
 
 def check_name(what: str, name: str) -> str:
@@ -68,7 +69,9 @@ class TableConfig:
             check_number("segment_bytes", self.segment_bytes, MiB, 64 << 30)
         check_number("min_steps_to_sample", self.min_steps_to_sample, 1, 1 << 48)
         if self.capacity_steps is not None and self.min_steps_to_sample > self.capacity_steps:
-            raise SpecMismatchError("min_steps_to_sample", f"at most capacity_steps={self.capacity_steps}", str(self.min_steps_to_sample))
+            raise SpecMismatchError(
+                "min_steps_to_sample", f"at most capacity_steps={self.capacity_steps}", str(self.min_steps_to_sample)
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""

@@ -134,7 +134,7 @@ def run_demo(
         with _sigterm_interrupts(), Children(logs) as children:
             return _Demo(run, children, console, time_limit_s).run()
     except KeyboardInterrupt:
-        console.print(f"interrupted; `replaysvc demo --resume` goes on with run directory {path}", markup=False)
+        console.print(f"interrupted; run directory {path} is kept", markup=False, soft_wrap=True)
         return 1
 
 

@@ -94,8 +94,17 @@ class EmbeddedSink:
             failed = failed or request is None or (request.done.done() and request.done.exception() is not None)
             if failed:
                 self._pending[i] = (sequence, chunk, None)
-                self._pending[i] = (sequence, chunk, self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=True))
-        while self._pending and (first := self._pending[0][2]) is not None and first.done.done() and first.done.exception() is None:
+                self._pending[i] = (
+                    sequence,
+                    chunk,
+                    self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=True),
+                )
+        while (
+            self._pending
+            and (first := self._pending[0][2]) is not None
+            and first.done.done()
+            and first.done.exception() is None
+        ):
             self._pending.popleft()
 
     def _await_durable(self, deadline: float, *, keep: int) -> None:

@@ -32,7 +32,9 @@ class Plan:
     windows: Windows
 
 
-def plan_transitions(index: TableIndex, selector: Selector, rng: np.random.Generator, count: int, what: Transitions) -> Plan | None:
+def plan_transitions(
+    index: TableIndex, selector: Selector, rng: np.random.Generator, count: int, what: Transitions
+) -> Plan | None:
     """Draws `count` anchors and resolves their windows; None if readable steps cannot be found."""
     positions, probability = selector.draw(rng, count)
     rows = index.row_of(positions)

@@ -26,7 +26,13 @@ class Table(Protocol):
     ) -> Batch: ...  # fmt: skip
 
     def stream(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4, timeout_s: float = 60.0
+        self,
+        batch_size: int,
+        what: Transitions = Transitions(),
+        *,
+        sampler: str = "uniform",
+        prefetch: int = 4,
+        timeout_s: float = 60.0,
     ) -> Iterator[Batch]: ...
 
     def stats(self) -> TableStats: ...

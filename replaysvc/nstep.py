@@ -10,7 +10,7 @@ def nstep_return(rewards: Array, steps: Array, gamma: float) -> Array:
     if rewards.shape[1] == 1:  # every window has its anchor
         return np.asarray(rewards[:, 0], np.float32)
     factors = gamma ** np.arange(rewards.shape[1], dtype=np.float64)
-    return np.where(steps, rewards, 0).astype(np.float64).dot(factors).astype(np.float32)
+    return np.asarray(np.where(steps, rewards, 0).astype(np.float64).dot(factors), np.float32)
 
 
 def nstep_discount(counts: Array, terminated: Array, gamma: float) -> Array:

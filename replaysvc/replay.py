@@ -5,10 +5,8 @@ call `Replay.engine` for the engine of a table.
 """
 
 import itertools
-import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +19,7 @@ from replaysvc.codec import ChunkDecoder
 from replaysvc.committer import Committer
 from replaysvc.config import StoreConfig, TableConfig, check_name, check_number
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
-from replaysvc.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchError, UnavailableError
 from replaysvc.spec import Signature
 from replaysvc.storage import Store
 from replaysvc.table import Table
@@ -53,7 +51,9 @@ class Replay:
         self._closed = False
         stores = self._store.tables()
         for name, store in sorted(stores.items()):
-            self._tables[name] = Table(store, self._committer, self._shares(len(stores)), clock=clock, rng=self._rng.spawn(1)[0])
+            self._tables[name] = Table(
+                store, self._committer, self._shares(len(stores)), clock=clock, rng=self._rng.spawn(1)[0]
+            )
 
     def _shares(self, tables: int) -> tuple[int, int]:
         count = max(1, tables)
@@ -205,7 +205,13 @@ class EmbeddedTable:
         return assemble(self.signature, {column.name: column for column in columns})
 
     def stream(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4, timeout_s: float = 60.0
+        self,
+        batch_size: int,
+        what: Transitions = Transitions(),
+        *,
+        sampler: str = "uniform",
+        prefetch: int = 4,
+        timeout_s: float = 60.0,
     ) -> Iterator[Batch]:
         """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
         check_number("prefetch", prefetch, 1, 64)

@@ -1,36 +1,58 @@
 """Settings of the service: command line, then environment (`REPLAYSVC_*`), then a TOML file, then defaults.
 
-The only module that reads the environment or a settings file; everything below gets plain dataclasses.
+The only module that reads the environment or a settings file; everything below gets plain dataclasses. A name that is no
+setting is refused wherever it comes from: a mistyped one would else be a default in silence.
 """
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from replaysvc.config import StoreConfig
-from replaysvc.errors import InvalidRequestError
+from replaysvc.errors import InvalidRequestError, ReplayError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_PREFIX = "REPLAYSVC_"
+_FILE = "REPLAYSVC_CONFIG"  # names the settings file, so it is no setting itself
 _DEFAULTS = StoreConfig()
 
 
 class Settings(BaseSettings):
-    """Every setting of `replaysvc serve`. Byte sizes are whole numbers; see StoreConfig for what they bound."""
+    """Every setting of `replaysvc serve`. Byte sizes are whole numbers; see StoreConfig for what they bound.
 
-    model_config = SettingsConfigDict(env_prefix="REPLAYSVC_", extra="forbid", frozen=True)
+    host: the address to bind. insecure: allow one that other machines reach, although nobody is asked for a password.
+    grace_s: seconds that calls under way get at the end.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
 
     data: Path | None = None
-    host: str = "127.0.0.1"
-    port: int = 7777
+    host: str = Field("127.0.0.1", min_length=1)
+    port: int = Field(7777, ge=0, le=65_535)
     insecure: bool = False
-    grace_s: float = 10.0
+    grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: str = "info"
     recent_cache_bytes: int = _DEFAULTS.recent_cache_bytes
     faulted_cache_bytes: int = _DEFAULTS.faulted_cache_bytes
     commit_interval_s: float = _DEFAULTS.commit_interval_s
     commit_bytes: int = _DEFAULTS.commit_bytes
     queue_bytes: int = _DEFAULTS.queue_bytes
+
+    @field_validator("log_level")
+    @classmethod
+    def _known_level(cls, level: str) -> str:
+        if level.lower() not in LOG_LEVELS:
+            raise ValueError(f"expected one of {', '.join(LOG_LEVELS)}")
+        return level.lower()
+
+    @model_validator(mode="after")
+    def _store_accepts_its_share(self) -> Self:
+        self.store()
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -42,18 +64,23 @@ class Settings(BaseSettings):
         return init_settings, env_settings, file
 
     def store(self) -> StoreConfig:
-        """Returns the store's share of the settings."""
+        """Returns the store's share of the settings. Raises SpecMismatchError."""
         return StoreConfig(**{name: getattr(self, name) for name in StoreConfig.__dataclass_fields__})
 
 
-def load(options: dict[str, Any], file: Path | None) -> Settings:
+def load(options: Mapping[str, Any], file: Path | None) -> Settings:
     """Returns the settings; `options` are those given on the command line (None: not given).
 
     Raises:
       InvalidRequestError: an unknown name or a bad value; names the setting.
     """
     if file is not None and not file.is_file():
-        raise InvalidRequestError(f"settings file {file}: it does not exist")
+        raise InvalidRequestError(
+            f"settings file {file}: expected a TOML file, found {'no file' if file.exists() else 'nothing'}"
+        )
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX) and name != _FILE and name.removeprefix(_PREFIX).lower() not in Settings.model_fields:
+            raise _unknown(name)
 
     class WithFile(Settings):
         model_config = SettingsConfigDict(toml_file=file)
@@ -63,7 +90,15 @@ def load(options: dict[str, Any], file: Path | None) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        found = "" if first["type"] == "extra_forbidden" else f", found {first['input']!r}"
-        raise InvalidRequestError(f"setting {name}: {first['msg']}{found}") from error
-    except ValueError as error:  # TOML that cannot be read
+        if first["type"] == "extra_forbidden":
+            raise _unknown(name) from error
+        problem = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise InvalidRequestError(f"setting {name}: {problem}, found {first['input']!r}") from error
+    except ReplayError as error:
+        raise InvalidRequestError(f"setting {error}") from error
+    except (ValueError, OSError) as error:  # TOML that cannot be read
         raise InvalidRequestError(f"settings file {file}: {error}") from error
+
+
+def _unknown(name: str) -> InvalidRequestError:
+    return InvalidRequestError(f"setting {name}: unknown; there are {', '.join(Settings.model_fields)}")

@@ -16,7 +16,9 @@ def tree_of_space(space: Any, path: str, *, keep_float64: bool) -> Tree:
     """
     kinds = {cls.__name__ for cls in type(space).__mro__}
     if "Dict" in kinds:
-        return {str(key): tree_of_space(child, f"{path}/{key}", keep_float64=keep_float64) for key, child in space.spaces.items()}
+        return {
+            str(key): tree_of_space(child, f"{path}/{key}", keep_float64=keep_float64) for key, child in space.spaces.items()
+        }
     if "Tuple" in kinds:
         return tuple(tree_of_space(child, f"{path}/{i}", keep_float64=keep_float64) for i, child in enumerate(space.spaces))
     if kinds & {"Box", "Discrete", "MultiDiscrete", "MultiBinary"}:

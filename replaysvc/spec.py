@@ -28,12 +28,14 @@ DTYPES = tuple(
         "complex64",
     )
 )  # fmt: skip
-MAX_ROW_BYTES = 32 << 20  # one step of one column; a 64 MiB message must hold at least one step and its successor
+MAX_STEP_BYTES = 48 << 20  # one step with both its observations: must fit a 64 MiB message
 MAX_COLUMNS = 256  # chosen by hand; bounds the header that a decoder must walk
 RESERVED_NAMES = frozenset(
-    "observation action reward terminated truncated next_observation discount positions episode_id t probability "
-    "importance_weight age_s policy_version mask is_first metadata".split()
-)
+    (
+        "observation", "action", "reward", "terminated", "truncated", "next_observation", "discount", "positions", "episode_id",
+        "t", "probability", "importance_weight", "age_s", "policy_version", "mask", "is_first", "metadata",
+    )
+)  # fmt: skip
 GOAL_NAMES = frozenset(("achieved_goal", "desired_goal"))
 _KEY = re.compile(r"[^/\x00-\x1f\x7f]{1,64}")
 
@@ -74,8 +76,8 @@ class FieldSpec:
             raise SpecMismatchError(self.name, "one of " + ", ".join(str(d) for d in DTYPES), str(dtype))
         if len(shape) > 8 or any(n < 0 for n in shape):
             raise SpecMismatchError(f"{self.name}.shape", "up to 8 sizes >= 0", str(shape))
-        if self.row_bytes > MAX_ROW_BYTES:
-            raise SpecMismatchError(self.name, f"at most {MAX_ROW_BYTES} bytes a step", str(self.row_bytes))
+        if self.row_bytes > MAX_STEP_BYTES:
+            raise SpecMismatchError(self.name, f"at most {MAX_STEP_BYTES} bytes a step", str(self.row_bytes))
         if self.precision is Precision.FLOAT16 and self.dtype.kind != "f":
             raise SpecMismatchError(f"{self.name}.precision", "FLOAT16 on a float dtype only", str(self.dtype))
         if self.max_error is not None:
@@ -173,6 +175,10 @@ class Signature:
             raise InvalidRequestError("observation: expected at least one field, found an empty tree")
         if len(self.columns) > MAX_COLUMNS:
             raise InvalidRequestError(f"signature: expected at most {MAX_COLUMNS} fields, found {len(self.columns)}")
+        if self.raw_step_bytes > MAX_STEP_BYTES:
+            raise InvalidRequestError(
+                f"signature: expected at most {MAX_STEP_BYTES} bytes a step (s, a, r, s'), found {self.raw_step_bytes}"
+            )
         canonical = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
         put(self, "hash", int.from_bytes(hashlib.blake2b(canonical, digest_size=8).digest(), "little"))
 
@@ -225,7 +231,7 @@ class Signature:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidRequestError(f"signature: expected the JSON form of a signature, found {error!r}") from error
         assert isinstance(reward, FieldSpec)
-        return Signature(observation, action, reward=reward, **extras)
+        return Signature(observation, action, reward=reward, **extras)  # type: ignore[arg-type]  # none is named reward: checked
 
     @staticmethod
     def from_env(env: Any, *, keep_float64: bool = False, **extras: Tree) -> "Signature":
@@ -326,7 +332,12 @@ def _tree_from_json(data: Mapping[str, Any], path: str, depth: int) -> Tree:
     ((kind, body),) = data.items()
     if kind == "leaf":
         return FieldSpec(
-            path, tuple(body["shape"]), np.dtype(body["dtype"]), Precision(body["precision"]), body["max_error"], bool(body["finite"])
+            path,
+            tuple(body["shape"]),
+            np.dtype(body["dtype"]),
+            Precision(body["precision"]),
+            body["max_error"],
+            bool(body["finite"]),
         )
     if kind == "dict":
         return {key: _tree_from_json(child, f"{path}/{key}", depth + 1) for key, child in body.items()}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from replaysvc.table_index import TERMINATED, TRUNCATED
 from replaysvc.codec import DecodedChunk
 from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError
 from replaysvc.storage import INDEX_DTYPE, EpisodeEntry
+from replaysvc.table_index import TERMINATED, TRUNCATED
 from replaysvc.types import Array
 
 EpisodeName = tuple[bytes, int]  # session id and the writer's episode_key
@@ -85,7 +85,9 @@ class Staged:
         return records
 
 
-def stage(staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]) -> None:
+def stage(
+    staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]
+) -> None:
     """Adds `request` to `staged`, or raises and leaves `staged` as it was.
 
     A chunk whose sequence number is stored already is skipped: that is what makes sending it again harmless.
@@ -97,7 +99,11 @@ def stage(staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int],
     session = request.session_id
     last = staged.sessions.get(session, sessions.get(session, -1))
     episodes: dict[int, OpenEpisode | None] = {}
-    taken, ids, returns, entries, duplicates = [], [], [], [], 0
+    taken: list[int] = []
+    ids: list[int] = []
+    returns: list[float] = []
+    entries: list[EpisodeEntry] = []
+    duplicates = 0
     next_episode_id = staged.next_episode_id + len(staged.entries)
     for place, (sequence, chunk) in enumerate(zip(request.sequences, request.decoded, strict=True)):
         if sequence <= last:
@@ -118,11 +124,16 @@ def stage(staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int],
                 )
             )  # fmt: skip
         if episode is None:
-            raise InvalidRequestError(f"chunk: expected a step of an open episode, found step {info.first_step} of an unknown or closed one")
+            raise InvalidRequestError(
+                f"chunk: expected a step of an open episode, found step {info.first_step} of an unknown or closed one"
+            )
         if episode.length != info.first_step:
             raise InvalidRequestError(f"chunk: expected step {episode.length} of its episode, found step {info.first_step}")
         episode = replace(
-            episode, length=episode.length + info.n_steps, return_=episode.return_ + info.reward_sum, last_at_s=staged.committed_at_s
+            episode,
+            length=episode.length + info.n_steps,
+            return_=episode.return_ + info.reward_sum,
+            last_at_s=staged.committed_at_s,
         )
         episodes[info.episode_key] = None if info.terminated or info.truncated else episode
         taken.append(place)
@@ -141,7 +152,10 @@ def stage(staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int],
 
 
 def stage_all(
-    staged: Staged, requests: Sequence[AppendRequest], sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]
+    staged: Staged,
+    requests: Sequence[AppendRequest],
+    sessions: Mapping[bytes, int],
+    open_episodes: Mapping[EpisodeName, OpenEpisode],
 ) -> None:
     """Stages each request; one that is refused gets its error and does not hinder the others."""
     for request in requests:

@@ -20,7 +20,15 @@ from replaysvc.cache import Cache
 from replaysvc.codec import ChunkDecoder, DecodedChunk
 from replaysvc.committer import Committer
 from replaysvc.config import TableConfig, check_number
-from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError, NotReadyError, ReplayError, StorageError, WaitTimeoutError
+from replaysvc.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    ReplayError,
+    SpecMismatchError,
+    StorageError,
+    WaitTimeoutError,
+)
 from replaysvc.gather import Plan, gather, missing_rows, plan_transitions
 from replaysvc.selectors import Selector, Uniform
 from replaysvc.spec import Signature
@@ -58,7 +66,9 @@ class Table:
         self._open = _open_episodes(loaded)
         self._next_chunk_id, self._next_episode_id = loaded.next_chunk_id, loaded.next_episode_id
         self._samplers: dict[str, Selector] = {"uniform": Uniform()}
-        self._counts = dict.fromkeys(("appended", "removed", "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses"), 0)
+        self._counts = dict.fromkeys(
+            ("appended", "removed", "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses"), 0
+        )
         self._closed: ReplayError | None = None
         for sampler in self._samplers.values():
             sampler.insert(self._index.tail, self._index.head)
@@ -87,7 +97,9 @@ class Table:
         self._committer.submit(self, request)
         return request
 
-    def append(self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, timeout_s: float) -> int:
+    def append(
+        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, timeout_s: float
+    ) -> int:
         """Stores chunks of a session, returns its last durable sequence number when they are durable.
 
         Raises:
@@ -115,7 +127,9 @@ class Table:
             _refuse(requests, error)
         except Exception as error:  # the committer must live on; whoever waits learns that it failed
             log.exception("table %s: a commit failed", self.name)
-            _refuse(requests, StorageError(f"table {self.name}: the commit failed ({type(error).__name__}); see the server's log"))
+            _refuse(
+                requests, StorageError(f"table {self.name}: the commit failed ({type(error).__name__}); see the server's log")
+            )
         with self._changed:
             self._counts["duplicates"] += staged.duplicates
         for request in requests:
@@ -164,7 +178,11 @@ class Table:
     def _forget_removed_episodes(self) -> None:
         """Drops what is known of episodes of which no step is left, unless a writer may still go on with them."""
         limit = self._clock() - _IDLE_EPISODE_S
-        idle = [name for name, episode in self._open.items() if episode.last_at_s < limit and self._index.is_removed(episode.episode_id)]
+        idle = [
+            name
+            for name, episode in self._open.items()
+            if episode.last_at_s < limit and self._index.is_removed(episode.episode_id)
+        ]
         for name in idle:
             del self._open[name]
         self._index.forget_episodes_before(min((e.episode_id for e in self._open.values()), default=self._next_episode_id))
@@ -180,7 +198,9 @@ class Table:
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
-    def draw(self, batch_size: int, what: Transitions, *, sampler: str, seed: int | None, timeout_s: float) -> list[BatchColumn]:
+    def draw(
+        self, batch_size: int, what: Transitions, *, sampler: str, seed: int | None, timeout_s: float
+    ) -> list[BatchColumn]:
         """Returns a batch of `batch_size` windows, drawn with replacement, in stored precision.
 
         Raises:
@@ -191,6 +211,8 @@ class Table:
         check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
             check_number("seed", seed, 0, (1 << 64) - 1)
+        if not isinstance(what, Transitions):
+            raise SpecMismatchError("what", "Transitions", type(what).__name__)
         if sampler not in self._samplers:
             raise InvalidRequestError(f"sampler: expected one of {sorted(self._samplers)}, found {sampler!r}")
         deadline = time.monotonic() + timeout_s
@@ -202,7 +224,9 @@ class Table:
             columns = self._gather(plan) if plan is not None else None
             if columns is not None:
                 return columns
-        raise NotReadyError(f"table {self.name}: no {batch_size} readable steps found in {_DRAW_ATTEMPTS} draws; many chunks are damaged or removed")
+        raise NotReadyError(
+            f"table {self.name}: no {batch_size} readable steps in {_DRAW_ATTEMPTS} draws; many chunks are damaged or removed"
+        )
 
     def _gather(self, plan: Plan) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again."""

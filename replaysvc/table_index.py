@@ -20,18 +20,44 @@ DEAD = 4  # flag of a chunk that can no longer be read: never drawn, and windows
 NONE = -1  # no row, no location
 
 _CHUNK_FIELDS = {
-    "chunk_id": "i8", "position": "i8", "episode_id": "i8", "first_step": "i8", "n_steps": "i8", "next_row": "i8",
-    "policy_version": "i8", "committed_at_s": "f8", "checksum": "u8", "stored_bytes": "u4", "fallbacks": "u4", "flags": "u1",
-    "location": "i8", "slot": "i4",
-}  # fmt: skip
+    "chunk_id": "i8",
+    "position": "i8",
+    "episode_id": "i8",
+    "first_step": "i8",
+    "n_steps": "i8",
+    "next_row": "i8",
+    "policy_version": "i8",
+    "committed_at_s": "f8",
+    "checksum": "u8",
+    "stored_bytes": "u4",
+    "fallbacks": "u4",
+    "flags": "u1",
+    "location": "i8",
+    "slot": "i4",
+}
 _STORED_FIELDS = (
-    "chunk_id", "position", "episode_id", "first_step", "n_steps", "policy_version", "committed_at_s", "checksum", "stored_bytes",
-    "fallbacks", "flags",
-)  # fmt: skip
+    "chunk_id",
+    "position",
+    "episode_id",
+    "first_step",
+    "n_steps",
+    "policy_version",
+    "committed_at_s",
+    "checksum",
+    "stored_bytes",
+    "fallbacks",
+    "flags",
+)
 _EPISODE_FIELDS = {
-    "first_row": "i8", "last_row": "i8", "length": "i8", "return_": "f8", "policy_version": "i8", "started_at_s": "f8",
-    "actor": "i4", "flags": "u1",
-}  # fmt: skip
+    "first_row": "i8",
+    "last_row": "i8",
+    "length": "i8",
+    "return_": "f8",
+    "policy_version": "i8",
+    "started_at_s": "f8",
+    "actor": "i4",
+    "flags": "u1",
+}
 
 
 class TableIndex:
@@ -167,7 +193,10 @@ class TableIndex:
 
     def _drop_rows(self) -> None:
         """Forgets chunks that lie wholly before the tail, but never the newest."""
-        gone = min(int(np.searchsorted(self.chunks["position"] + self.chunks["n_steps"], self.tail, side="right")), len(self.chunks) - 1)
+        gone = min(
+            int(np.searchsorted(self.chunks["position"] + self.chunks["n_steps"], self.tail, side="right")),
+            len(self.chunks) - 1,
+        )
         if gone <= 0:
             return
         self.stored_bytes -= int(self.chunks["stored_bytes"][:gone].sum(dtype=np.int64))
@@ -264,12 +293,18 @@ class TableIndex:
         row: Mapping[str, Any] = {name: self._episodes[name][episode_id - self._episodes.base] for name in _EPISODE_FIELDS}
         flags = int(row["flags"])
         return EpisodeRecord(
-            episode_id=episode_id, actor=self._actors[row["actor"]] if self._actors else "", length=int(row["length"]),
-            first_step=int(self.field("first_step", [row["first_row"]])[0]), return_=float(row["return_"]),
-            terminated=bool(flags & TERMINATED), truncated=bool(flags & TRUNCATED),
-            closed=bool(flags & (TERMINATED | TRUNCATED)), policy_version=int(row["policy_version"]),
-            started_at_s=float(row["started_at_s"]), metadata={},
-        )  # fmt: skip
+            episode_id=episode_id,
+            actor=self._actors[row["actor"]] if self._actors else "",
+            length=int(row["length"]),
+            first_step=int(self.field("first_step", [row["first_row"]])[0]),
+            return_=float(row["return_"]),
+            terminated=bool(flags & TERMINATED),
+            truncated=bool(flags & TRUNCATED),
+            closed=bool(flags & (TERMINATED | TRUNCATED)),
+            policy_version=int(row["policy_version"]),
+            started_at_s=float(row["started_at_s"]),
+            metadata={},
+        )
 
     def episode_chunk_ids(self, table: str, episode_id: int, start: int, stop: int | None) -> tuple[Array, Array]:
         """Returns (chunk ids, stored bytes) of the chunks that hold steps [start, stop) of an episode, in order."""
@@ -280,10 +315,14 @@ class TableIndex:
         first = int(self.field("first_step", [row])[0])
         stop = length if stop is None else stop
         if not first <= start < stop <= length:
-            raise InvalidRequestError(f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})")
+            raise InvalidRequestError(
+                f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})"
+            )
         rows = self._walk(row, start, stop)
         steps, n_steps = self.field("first_step", rows), self.field("n_steps", rows)
-        whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
+        whole = (
+            len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
+        )
         if not whole:
             raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
         return self.field("chunk_id", rows), self.field("stored_bytes", rows).astype(np.int64)
@@ -296,7 +335,11 @@ class TableIndex:
             if step[row - base] + n_steps[row - base] > start:
                 rows.append(row)
             row = int(next_row[row - base])
-        if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop and not (self.chunks["flags"][rows[0] - base] & DEAD):
+        if (
+            rows
+            and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop
+            and not (self.chunks["flags"][rows[0] - base] & DEAD)
+        ):
             return rows
         # the chain is cut by a lost chunk: look at all
         readable = (self.chunks["episode_id"] == number) & ((self.chunks["flags"] & DEAD) == 0)

@@ -7,9 +7,17 @@ import numpy as np
 
 
 def to_torch(value: Any, device: str) -> Any:
-    """Returns `value`, an array or a dict or tuple of them, as tensors on `device`. Read-only arrays are copied."""
-    import torch
+    """Returns `value`, an array or a dict or tuple of them, as tensors on `device`. Read-only arrays are copied.
 
+    Raises:
+      ModuleNotFoundError: torch is not installed; says how to.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError("tensors need torch: pip install 'replaysvc[torch]'", name="torch") from None
     if isinstance(value, Mapping):
         return {key: to_torch(child, device) for key, child in value.items()}
     if isinstance(value, tuple):

@@ -6,6 +6,7 @@ two threads may call it: the user's, and the sink's timer through `flush_due`.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,9 +20,12 @@ from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
 MAX_METADATA_BYTES = 64 << 10
-_STATE_CHUNK_BYTES = 8 << 10  # stored bytes of a state column's chunk: smaller compresses worse, larger decodes slower when cold
+_STATE_CHUNK_BYTES = (
+    8 << 10
+)  # stored bytes of a state column's chunk: smaller compresses worse, larger decodes slower when cold
 _IMAGE_ROW_BYTES = 1 << 10
 _IMAGE_CHUNK_STEPS = 32
+_CHUNK_RAW_BYTES = 48 << 20  # of a chunk as (s, a, r, s'), which bounds its encoded bytes even where nothing compresses
 
 
 class Lock(Protocol):
@@ -35,7 +39,10 @@ class ChunkSink(Protocol):
     """Where a writer's chunks go. One sink serves many writers; chunks are kept in the order in which they were put."""
 
     def put(self, chunk: bytes, *, wait: bool) -> None:
-        """Takes a chunk. `wait`: may block while too much is unacknowledged. Raises the sink's standing error, if any."""
+        """Takes a chunk. `wait`: may block while too much is unacknowledged, and raises what has been failing for long.
+
+        Without it the chunk is taken even so, for a caller that is about to wait in `flush`.
+        """
 
     def flush(self, timeout_s: float) -> None:
         """Returns when all that was put so far is durable. Raises WaitTimeoutError; what is queued stays queued."""
@@ -54,13 +61,14 @@ class ChunkSink(Protocol):
 
 
 def choose_chunk_steps(signature: Signature, config: TableConfig) -> int:
-    """Returns the steps of a full chunk: as configured, or chosen from the largest column's stored row."""
+    """Returns the steps of a full chunk: as configured, or chosen from the largest column's row; no more than fit a message."""
+    most = max(1, _CHUNK_RAW_BYTES // max(1, signature.raw_step_bytes))
     if config.chunk_steps is not None:
-        return config.chunk_steps
-    row = max(spec.stored_dtype.itemsize * int(np.prod(spec.shape)) for spec in signature.columns)
+        return min(config.chunk_steps, most)
+    row = max(spec.stored_dtype.itemsize * math.prod(spec.shape) for spec in signature.columns)
     if row >= _IMAGE_ROW_BYTES:
-        return _IMAGE_CHUNK_STEPS
-    return int(np.clip(1 << ((_STATE_CHUNK_BYTES // max(row, 1)).bit_length() - 1), 32, 256))
+        return min(_IMAGE_CHUNK_STEPS, most)
+    return min(max(32, min(256, 1 << ((_STATE_CHUNK_BYTES // max(row, 1)).bit_length() - 1))), most)
 
 
 class Writer:
@@ -76,7 +84,8 @@ class Writer:
         self._encoder = ChunkEncoder(signature)
         self._first_action = signature.observation_columns
         self._buffers: list[Array] = [
-            np.zeros((self._capacity + (i < self._first_action), *spec.shape), spec.dtype) for i, spec in enumerate(signature.columns)
+            np.zeros((self._capacity + (i < self._first_action), *spec.shape), spec.dtype)
+            for i, spec in enumerate(signature.columns)
         ]
         names = [spec.name for spec in signature.columns]
         self._reward_at = names.index("reward")
@@ -84,6 +93,7 @@ class Writer:
         self._flat = self._first_action == 1 and names[:3] == ["observation", "action", "reward"] and not signature.extras
         self._lock = sink.make_lock()
         self._open = self._closed = False
+        self._ended = "this writer was closed"  # why, once `_closed` is set
         self._n = self._first_step = 0  # steps in the buffers, and the step of the episode that the first of them is
         self._episode_key = 0
         self._policy_version = -1
@@ -170,21 +180,30 @@ class Writer:
 
         Raises:
           WaitTimeoutError: not within `timeout_s`; the steps stay queued.
+          UnavailableError: the service has not answered for `reconnect_timeout_s`; the steps stay queued.
         """
         with self._guard("flush"):
             if self._n:
-                self._cut(False, False, wait=True)
+                self._cut(False, False, wait=False)
         self._sink.flush(timeout_s)
 
-    def flush_due(self) -> None:
-        """Sends a part-filled chunk that is older than `flush_interval_s`. For the sink's timer: never blocks."""
-        if not self._n or not self._lock.acquire(blocking=False):
+    def flush_due(self, *, at_once: bool = False) -> None:
+        """Sends a part-filled chunk that is older than `flush_interval_s`, or any with `at_once`; never blocks. For the sink."""
+        lock = self._lock
+        if not self._n or not lock.acquire(blocking=False):
             return  # a writer that is busy right now will look at the time itself
         try:
-            if self._n and self._open and self._clock() - self._started_at >= self._interval_s:
+            if self._n and self._open and (at_once or self._clock() - self._started_at >= self._interval_s):
                 self._cut(False, False, wait=False)
         finally:
-            self._lock.release()
+            lock.release()
+
+    def end(self, reason: str) -> None:
+        """From now on every call raises UnavailableError with `reason`. For the sink, when it can take no more."""
+        if not self._closed:
+            self._ended = reason
+            self._closed = True
+            self._lock = self._sink.make_lock()  # after a fork, a thread that is no more may have held the old one
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Flushes and ends this writer; an open episode stays without an end. Closing twice is fine."""
@@ -209,7 +228,7 @@ class Writer:
 
     def _not_open(self, call: str) -> Exception:
         if self._closed:
-            return UnavailableError(f"{call}: this writer was closed")
+            return UnavailableError(f"{call}: {self._ended}")
         return InvalidRequestError(f"{call}: expected an open episode, found none; call begin first")
 
     def _put_row(self, at: int, tree: Any, value: Any, path: str, *, row: int) -> int:

@@ -13,7 +13,11 @@ def write_episode(writer, length, *, episode=0, end="terminated", policy_version
     for t in range(length):
         last = t == length - 1
         writer.append(
-            t, 10 * t + episode, 100 * episode + t + 1, terminated=last and end == "terminated", truncated=last and end == "truncated"
+            t,
+            10 * t + episode,
+            100 * episode + t + 1,
+            terminated=last and end == "terminated",
+            truncated=last and end == "truncated",
         )
 
 

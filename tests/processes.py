@@ -24,9 +24,10 @@ class ServiceProcess:
         """Starts it, on the same port as before if there was one, and returns when it listens."""
         command = [sys.executable, "-m", "replaysvc", "serve", "--data", str(self._data), "--port", str(self.port)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        log = Path(f"{self._data}.log").open("ab")
-        self.process = subprocess.Popen([*command, *self._options], stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-        log.close()
+        with Path(f"{self._data}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *self._options], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+            )
         line = self.process.stdout.readline()
         if not line.startswith("listening on "):
             self.process.wait()

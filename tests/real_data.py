@@ -21,8 +21,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
-
 import replay_client
 from replay_client import Signature, TableConfig, Transitions
 from tests.processes import ServiceProcess
@@ -75,9 +73,12 @@ def write(writer, episode, seed):
     writer.begin(episode["observation"][0], metadata={"seed": seed})
     for t in range(len(episode["reward"])):
         writer.append(
-            episode["action"][t], episode["reward"][t], episode["observation"][t + 1],
-            terminated=bool(episode["terminated"][t]), truncated=bool(episode["truncated"][t]),
-        )  # fmt: skip
+            episode["action"][t],
+            episode["reward"][t],
+            episode["observation"][t + 1],
+            terminated=bool(episode["terminated"][t]),
+            truncated=bool(episode["truncated"][t]),
+        )
 
 
 def bound_of(observations: np.ndarray) -> float:
@@ -142,7 +143,9 @@ def compare_samples(table, episodes, differences, n_step=3, gamma=0.9):
             differences.check(f"{where}: {name}", bool(np.abs(found - wanted).max() <= bound))
 
 
-def run(directory: Path, *, episodes: int, kills: int, seed: int, steps: int = 1000, console: Console | None = None) -> Differences:
+def run(
+    directory: Path, *, episodes: int, kills: int, seed: int, steps: int = 1000, console: Console | None = None
+) -> Differences:
     """Runs the whole comparison in `directory`; returns what differed."""
     console = console or Console()
     differences = Differences()
@@ -150,13 +153,15 @@ def run(directory: Path, *, episodes: int, kills: int, seed: int, steps: int = 1
     data = {"cheetah": {}, "breakout": {}}
     acknowledged = {"cheetah": set(), "breakout": set()}
     with (
-        ServiceProcess(directory / "store") as service, replay_client.connect(service.address) as client,
+        ServiceProcess(directory / "store") as service,
+        replay_client.connect(service.address) as client,
         Progress(console=console, transient=True) as progress,
-    ):  # fmt: skip
+    ):
         signatures = {
             "cheetah": Signature.from_env(gym.make("HalfCheetah-v5")),
             "breakout": Signature(
-                replay_client.FieldSpec("observation", (84, 84), np.dtype(np.uint8)), replay_client.FieldSpec("action", (), np.dtype(np.int64))
+                replay_client.FieldSpec("observation", (84, 84), np.dtype(np.uint8)),
+                replay_client.FieldSpec("action", (), np.dtype(np.int64)),
             ),
         }
         tables = {name: client.create_table(name, signature, TableConfig()) for name, signature in signatures.items()}
@@ -189,14 +194,22 @@ def run(directory: Path, *, episodes: int, kills: int, seed: int, steps: int = 1
                     service.start()
                 for name in makers:
                     compare(tables[name], data[name], differences, only=acknowledged[name])
-        grid = RichTable("table", "steps", "raw B/step", "chunks B/step", "disk B/step", "raw / chunks", "raw / disk", "lossless fallbacks")
+        grid = RichTable(
+            "table", "steps", "raw B/step", "chunks B/step", "disk B/step", "raw / chunks", "raw / disk", "lossless fallbacks"
+        )
         for table in tables.values():
             stats = table.stats()
             raw, stored, disk = (x / stats.steps for x in (stats.raw_bytes, stats.stored_bytes, stats.disk_bytes))
             grid.add_row(
-                table.name, f"{stats.steps:,}", f"{raw:,.1f}", f"{stored:,.1f}", f"{disk:,.1f}", f"{raw / stored:.1f}x", f"{raw / disk:.1f}x",
+                table.name,
+                f"{stats.steps:,}",
+                f"{raw:,.1f}",
+                f"{stored:,.1f}",
+                f"{disk:,.1f}",
+                f"{raw / stored:.1f}x",
+                f"{raw / disk:.1f}x",
                 str(stats.lossless_fallbacks_total),
-            )  # fmt: skip
+            )
         for writer in writers.values():
             writer.close()
     console.print(grid)

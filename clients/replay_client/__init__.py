@@ -10,8 +10,17 @@ from replay_client.connection import Tls
 from replay_client.table import RemoteTable
 from replaysvc.config import ClientConfig, TableConfig
 from replaysvc.errors import (
-    AlreadyExistsError, CapacityError, ChunkCorruptError, InvalidRequestError, NotFoundError, NotReadyError, ReplayError,
-    SpecMismatchError, StorageError, UnavailableError, WaitTimeoutError,
+    AlreadyExistsError,
+    CapacityError,
+    ChunkCorruptError,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    ReplayError,
+    SpecMismatchError,
+    StorageError,
+    UnavailableError,
+    WaitTimeoutError,
 )  # fmt: skip
 from replaysvc.interface import Replay, Table
 from replaysvc.spec import FieldSpec, Precision, Signature
@@ -19,8 +28,8 @@ from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transition
 from replaysvc.writer import Writer
 
 __all__ = [
-    "AlreadyExistsError", "Batch", "CapacityError", "ChunkCorruptError", "Client", "ClientConfig", "EpisodeRecord", "FieldSpec",
-    "InvalidRequestError", "NotFoundError", "NotReadyError", "Params", "Precision", "RemoteTable", "Replay", "ReplayError", "Signature",
-    "SpecMismatchError", "StorageError", "Table", "TableConfig", "TableStats", "Tls", "Transitions", "UnavailableError",
-    "WaitTimeoutError", "Writer", "connect",
+    "AlreadyExistsError", "Batch", "CapacityError", "ChunkCorruptError", "Client", "ClientConfig", "EpisodeRecord",
+    "FieldSpec", "InvalidRequestError", "NotFoundError", "NotReadyError", "Params", "Precision", "RemoteTable",
+    "Replay", "ReplayError", "Signature", "SpecMismatchError", "StorageError", "Table", "TableConfig", "TableStats",
+    "Tls", "Transitions", "UnavailableError", "WaitTimeoutError", "Writer", "connect",
 ]  # fmt: skip

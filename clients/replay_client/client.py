@@ -1,17 +1,17 @@
 """The client's `Replay`: the methods of the embedded store, over gRPC."""
 
+import contextlib
 import json
 import os
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from replay_client.connection import Connection, Tls
+from replay_client.connection import Connection, ProcessLock, Tls
 from replay_client.sender import Sender
 from replay_client.table import RemoteTable, table_of
 from replaysvc.config import ClientConfig, TableConfig, check_name, check_number
-from replaysvc.errors import SpecMismatchError
+from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError
 from replaysvc.spec import Signature
 from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
@@ -24,7 +24,7 @@ class Client:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._senders: dict[tuple[int, str, str], Sender] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,7 +45,19 @@ class Client:
             name=name, signature_json=json.dumps(signature.to_json()), exist_ok=exist_ok,
             config_json=json.dumps((config or TableConfig()).to_json()),
         )  # fmt: skip
-        return table_of(self, self._call("CreateTable", request).table)
+
+        def again() -> Any:
+            """An attempt whose answer was lost may have made the table: then it is there, with just this description."""
+            try:
+                return self._connection.call("CreateTable", request)
+            except AlreadyExistsError:
+                found = self._connection.call("GetTable", pb.GetTableRequest(name=name))
+                if (found.table.signature_json, found.table.config_json) != (request.signature_json, request.config_json):
+                    raise
+                return found
+
+        attempt = lambda: self._connection.call("CreateTable", request)  # noqa: E731
+        return table_of(self, self._connection.retrying(attempt, again=again).table)
 
     def table(self, name: str) -> RemoteTable:
         """Returns a table. Raises NotFoundError."""
@@ -57,7 +69,13 @@ class Client:
 
     def delete_table(self, name: str) -> None:
         """Deletes a table with all its data. Raises NotFoundError."""
-        self._call("DeleteTable", pb.DeleteTableRequest(name=name))
+        request = pb.DeleteTableRequest(name=name)
+
+        def again() -> None:
+            with contextlib.suppress(NotFoundError):  # an attempt whose answer was lost has deleted it
+                self._connection.call("DeleteTable", request)
+
+        self._connection.retrying(lambda: self._connection.call("DeleteTable", request), again=again)
 
     def put_params(self, name: str, data: bytes, *, version: int) -> None:
         """Keeps a parameter set, durably, in place of the one of a smaller version.
@@ -90,20 +108,26 @@ class Client:
         return Params(pieces[0].version, b"".join(message.piece for message in pieces))
 
     def close(self) -> None:
-        """Sends what writers have queued and closes this process's connection; a later call connects again."""
+        """Stores what writers were given, ends them, and closes this process's connection; a later call connects again."""
         with self._lock:
             senders, self._senders = list(self._senders.values()), {}
-        try:
-            for sender in senders:
+        errors = []
+        for sender in senders:
+            try:
                 sender.close(self._connection.config.call_timeout_s)
-        finally:
-            self._connection.close()
+            except ReplayError as error:
+                errors.append(error)
+        self._connection.close()  # ends calls that are under way
+        for sender in senders:
+            sender.join()
+        if errors:
+            raise errors[0]
 
     def sender(self, table: str, actor: str) -> Sender:
         """Returns this process's sender for the writers of `actor` to a table."""
         with self._lock:
             key = (os.getpid(), table, actor)
-            if key not in self._senders or self._senders[key].closed:
+            if key not in self._senders or self._senders[key].ended:
                 self._senders[key] = Sender(self._connection, table, actor)
             return self._senders[key]
 

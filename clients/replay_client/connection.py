@@ -1,7 +1,8 @@
 """One connection to a server: made on first use, once a process, with retries that ride out a restart.
 
 gRPC channels do not survive a fork, so a child process makes its own. All calls of this service may be repeated: appends
-are told apart by their sequence numbers, everything else changes nothing or the same thing again.
+are told apart by their sequence numbers, and most other calls change nothing, or the same thing again. The few that do not
+(making and deleting a table) say what to do when an answer was lost.
 """
 
 import os
@@ -16,7 +17,12 @@ import grpc
 
 from replaysvc.config import MAX_MESSAGE_BYTES, ClientConfig
 from replaysvc.errors import (
-    CapacityError, InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError, WaitTimeoutError, from_wire,
+    InvalidRequestError,
+    ReplayError,
+    SpecMismatchError,
+    UnavailableError,
+    WaitTimeoutError,
+    from_wire,
 )  # fmt: skip
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
@@ -38,12 +44,15 @@ _BY_STATUS: dict[grpc.StatusCode, type[ReplayError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.CANCELLED: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: WaitTimeoutError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: CapacityError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: UnavailableError,  # too many calls are under way there
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
 }
 """For statuses that gRPC itself gives, without the name of an error class."""
 
+_TOO_LARGE = "larger than max"  # within the details of gRPC's other RESOURCE_EXHAUSTED
+
 Answer = TypeVar("Answer")
+_inherited: list[Any] = []  # channels of a parent process: closing one in a child may hang, so they are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +62,21 @@ class Tls:
     root_certificates: bytes | None = None
     private_key: bytes | None = None
     certificate_chain: bytes | None = None
+
+
+class ProcessLock:
+    """A lock that is free in a child process, whoever held it at the fork."""
+
+    def __init__(self) -> None:
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Connection:
@@ -66,7 +90,7 @@ class Connection:
             raise SpecMismatchError("token", "tls with it, since the host is not this machine", "no tls")
         self.address, self.config = address, config
         self._token, self._tls = token, tls
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._process = -1
         self._channel: Any = None
         self._stub: Any = None
@@ -76,13 +100,14 @@ class Connection:
         return (Connection, (self.address, self._token, self._tls, self.config))
 
     def _connect(self) -> None:
-        if self._process == os.getpid():
+        process = os.getpid()
+        if self._process == process:
             return
-        if self._process != -1:
-            self._lock = threading.Lock()  # the parent's may have been held at the fork
         with self._lock:
-            if self._process == os.getpid():
+            if self._process == process:
                 return
+            if self._process != -1:
+                _inherited.append((self._channel, self._stub, self._frames))
             if self._tls is None:
                 channel = grpc.insecure_channel(self.address, options=_OPTIONS)
             else:
@@ -91,11 +116,11 @@ class Connection:
                 )
                 channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
             self._channel = channel
-            self._stub = replay_pb2_grpc.ReplayServiceStub(channel)
+            self._stub = replay_pb2_grpc.ReplayServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
             self._frames = channel.unary_unary(
                 "/replaysvc.v1.ReplayFrames/Sample", request_serializer=pb.SampleRequest.SerializeToString
             )
-            self._process = os.getpid()
+            self._process = process
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
@@ -108,8 +133,9 @@ class Connection:
           ReplayError: as the server said, or UnavailableError, WaitTimeoutError.
         """
         self._connect()
+        timeout_s = self.config.call_timeout_s if timeout_s is None else timeout_s
         with translated(self.address):
-            return getattr(self._stub, method)(request, timeout=timeout_s or self.config.call_timeout_s, metadata=self._metadata)
+            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
 
     def call_stream(self, method: str, request: Any) -> list[Any]:
         """Returns all answers of one attempt of a method that streams them. Raises as `call`."""
@@ -120,16 +146,29 @@ class Connection:
     def start_sample(self, request: pb.SampleRequest, timeout_s: float) -> Any:
         """Starts one attempt of a sample call; returns its future."""
         self._connect()
-        return self._frames.future(request, timeout=timeout_s, metadata=self._metadata)
+        with translated(self.address):
+            return self._frames.future(request, timeout=timeout_s, metadata=self._metadata)
 
-    def retrying(self, attempt: Callable[[], Answer]) -> Answer:
-        """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer."""
+    def sample(self, request: pb.SampleRequest, timeout_s: float) -> bytes:
+        """Returns the frame of one attempt of a sample call. Raises as `call`."""
+        self._connect()
+        with translated(self.address):
+            frame: bytes = self._frames(request, timeout=timeout_s, metadata=self._metadata)
+        return frame
+
+    def retrying(self, attempt: Callable[[], Answer], *, again: Callable[[], Answer] | None = None) -> Answer:
+        """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer.
+
+        `again` takes the place of `attempt` from the second time on, when an earlier one may have been done and only its
+        answer lost.
+        """
         deadline = time.monotonic() + self.config.reconnect_timeout_s
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 return attempt()
             except (UnavailableError, WaitTimeoutError):
+                attempt = again or attempt
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise
@@ -145,7 +184,10 @@ class Connection:
 
 
 class translated:
-    """Turns a gRPC error within a with statement into the error class that the server named."""
+    """Turns a gRPC error within a with statement into the error class that the server named.
+
+    A ValueError there is gRPC's way to say that the channel was closed meanwhile.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -156,6 +198,8 @@ class translated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, grpc.RpcError):
             raise error_of(error, self._address) from error
+        if isinstance(error, ValueError):
+            raise UnavailableError(f"the connection to {self._address} was closed") from error
 
 
 def error_of(error: Any, address: str) -> ReplayError:
@@ -168,4 +212,6 @@ def error_of(error: Any, address: str) -> ReplayError:
         return UnavailableError(f"no server answers at {address} ({sentence})")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WaitTimeoutError(f"the server at {address} did not answer in time")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in sentence:
+        return InvalidRequestError(f"{address}: expected messages of at most {MAX_MESSAGE_BYTES} bytes; {sentence}")
     return _BY_STATUS.get(code, ReplayError)(f"{address}: {sentence or code}")

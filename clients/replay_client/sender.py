@@ -16,7 +16,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from replay_client.connection import Connection
-from replaysvc.errors import CapacityError, ReplayError, SequenceError, UnavailableError, WaitTimeoutError, from_wire
+from replaysvc.codec.header import decoded_bytes
+from replaysvc.errors import (
+    CapacityError,
+    ReplayError,
+    SequenceError,
+    StorageError,
+    UnavailableError,
+    WaitTimeoutError,
+    from_wire,
+)
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.writer import Writer
 
@@ -25,7 +34,9 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1  # how often part-filled chunks are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
+_JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
+_MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
 _TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError)
 
 
@@ -33,6 +44,7 @@ _TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError)
 class _Queued:
     sequence: int
     chunk: bytes
+    decoded_bytes: int
 
 
 class Sender:
@@ -49,7 +61,7 @@ class Sender:
         self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
         self._known = False  # whether the server and this sender agree on the session
         self._urgent = self._closing = False
-        self._permanent: ReplayError | None = None
+        self._permanent: ReplayError | None = None  # no chunk will ever be stored again: the thread has ended
         self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
         self._failing_since: float | None = None
         self._told = False  # whether a user has seen the permanent error
@@ -61,14 +73,17 @@ class Sender:
 
     def put(self, chunk: bytes, *, wait: bool) -> None:
         self._check_process()
+        queued_bytes = decoded_bytes(chunk)
         with self._changed:
-            while wait and self._queued_bytes >= self._config.buffer_bytes and self._error() is None:
-                self._changed.wait(_TICK_S)
-            self._raise_error()
-            self._queue.append(_Queued(self._put, chunk))
+            while wait and self._full and self._error() is None and not self._closing:
+                self._changed.wait()
+            if self._closing:
+                raise UnavailableError("this writer's client was closed")
+            if wait or self._permanent is not None:
+                self._raise_error()
+            self._queue.append(_Queued(self._put, chunk, queued_bytes))
             self._queued_bytes += len(chunk)
             self._put += 1
-            self._start()
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
@@ -80,12 +95,16 @@ class Sender:
             self._changed.notify_all()
             while self._queue and self._queue[0].sequence < wanted:
                 self._raise_error()
+                if self._closing:
+                    raise UnavailableError(f"flush: this writer's client was closed with {len(self._queue)} chunks not stored")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise WaitTimeoutError(f"flush: {len(self._queue)} chunks are not durable after {timeout_s:g} s; they stay queued")
+                    count = len(self._queue)
+                    raise WaitTimeoutError(f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued")
                 self._changed.wait(left)
 
     def next_episode_key(self) -> int:
+        self._check_process()
         with self._changed:
             self._episodes += 1
             return self._episodes - 1
@@ -104,21 +123,44 @@ class Sender:
             self._writers.discard(writer)
 
     def close(self, timeout_s: float) -> None:
-        """Sends what is queued for up to `timeout_s`, and ends the thread."""
-        if self._process != os.getpid() or self._thread is None:
+        """Stores what the writers were given, for up to `timeout_s`, and ends them and the thread. Raises as `flush`, once."""
+        if self._process != os.getpid() or self._closing:
             return
         try:
             if not self._told:
+                for writer in self._attached():
+                    writer.flush_due(at_once=True)
                 self.flush(timeout_s)
         finally:
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
+            for writer in self._attached():
+                writer.end("this writer's client was closed")
+
+    def join(self) -> None:
+        """Waits for the thread to end, after `close`; not for long."""
+        if self._thread is not None and self._process == os.getpid():
+            self._thread.join(_JOIN_S)
 
     @property
-    def closed(self) -> bool:
-        """Returns whether `close` was called."""
-        return self._closing
+    def ended(self) -> bool:
+        """Returns whether new writers need another sender: this one was closed, or can store nothing any more."""
+        return self._closing or self._permanent is not None
+
+    def disown(self) -> None:
+        """In a child process: ends the parent's writers here. Other threads, and the locks that they hold, are gone."""
+        self._changed = threading.Condition()
+        for writer in self._writers:
+            writer.end(self._whose)
+
+    def _attached(self) -> list[Writer]:
+        with self._changed:
+            return list(self._writers)
+
+    @property
+    def _full(self) -> bool:
+        return self._queued_bytes >= self._config.buffer_bytes
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -131,7 +173,7 @@ class Sender:
         pause_s = _FIRST_PAUSE_S
         while self._wait_for_work():
             try:
-                if self._queue and self._permanent is None:
+                if self._queue:
                     self._send()
                 self._succeeded()
                 pause_s = _FIRST_PAUSE_S
@@ -142,18 +184,24 @@ class Sender:
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             except ReplayError as error:
                 log.error("table %s: chunks are refused: %s", self._table, error)
-                with self._changed:
-                    self._permanent = error
-                    self._changed.notify_all()
+                return self._end(error)
+            except Exception as error:  # no thread, no storing: say so to whoever writes, rather than let them wait
+                log.exception("table %s: the sender failed", self._table)
+                return self._end(StorageError(f"table {self._table}: the sender failed ({error!r}); chunks are not stored"))
+
+    def _end(self, error: ReplayError) -> None:
+        with self._changed:
+            self._permanent = error
+            self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Waits for chunks, and looks at part-filled ones now and then; False when the end has come."""
         with self._changed:
-            if not self._queue or self._permanent is not None:
-                self._changed.wait_for(lambda: self._closing or (self._queue and self._permanent is None), _TICK_S)
+            if not self._queue:
+                self._changed.wait_for(lambda: self._closing or self._queue, _TICK_S)
             if self._closing:
                 return False
-            writers = list(self._writers)
+            writers = [] if self._full or self._transient is not None else list(self._writers)
         for writer in writers:
             try:
                 writer.flush_due()
@@ -164,21 +212,24 @@ class Sender:
     def _send(self) -> None:
         """Makes one attempt to store the first chunks of the queue."""
         if not self._known:
-            request = pb.OpenSessionRequest(table=self._table, session_id=self._session)
-            last = self._connection.call("OpenSession", request).last_sequence
+            opening = pb.OpenSessionRequest(table=self._table, session_id=self._session)
+            last = self._connection.call("OpenSession", opening).last_sequence
             with self._changed:
                 first = self._queue[0].sequence if self._queue else self._put
                 if last < first - 1:
-                    raise SequenceError(f"the server knows this session up to chunk {last}, but chunk {first - 1} was acknowledged")
+                    known = f"the server knows this session up to chunk {last}"
+                    raise SequenceError(f"{known}, but chunk {first - 1} was acknowledged")
                 self._acknowledge(last)
                 self._known = True
         with self._changed:
-            chunks, size = [], 0
+            chunks: list[pb.AppendChunk] = []
+            size = decoded = 0
             for queued in self._queue:
-                if chunks and (size + len(queued.chunk) > self._config.append_bytes or len(chunks) >= _MAX_CHUNKS):
+                size += len(queued.chunk)
+                decoded += queued.decoded_bytes
+                if chunks and (size > self._config.append_bytes or decoded > _MAX_DECODED_BYTES or len(chunks) >= _MAX_CHUNKS):
                     break
                 chunks.append(pb.AppendChunk(sequence=queued.sequence, chunk=queued.chunk))
-                size += len(queued.chunk)
             urgent, self._urgent = self._urgent, self._urgent and len(chunks) < len(self._queue)
         if not chunks:
             return
@@ -222,10 +273,22 @@ class Sender:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise UnavailableError(f"this writer belongs to process {self._process}; make one in this process with table.writer()")
+            raise UnavailableError(self._whose)
+
+    @property
+    def _whose(self) -> str:
+        return f"this writer belongs to process {self._process}; make one in this process with table.writer()"
 
 
 _senders: "weakref.WeakSet[Sender]" = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for sender in list(_senders):
+        sender.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 @atexit.register

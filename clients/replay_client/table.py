@@ -1,18 +1,17 @@
 """A table of a service, with the methods of an embedded one."""
 
 import json
+import random
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
-from replay_client.connection import error_of, translated
+from replay_client.connection import translated
 from replay_client.frames import decode_frame
 from replaysvc.batch import assemble, episode_columns
 from replaysvc.codec import ChunkDecoder
-from replaysvc.config import TableConfig, check_number
+from replaysvc.config import EPISODES_PAGE_BYTES, TableConfig, check_number
 from replaysvc.errors import NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
 from replaysvc.spec import Signature
 from replaysvc.types import Batch, EpisodeRecord, TableStats, Transitions
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_BATCH = 1 << 20
 _WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
+_PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 
 
 class RemoteTable:
@@ -59,8 +59,9 @@ class RemoteTable:
         return self._sample(request, time.monotonic() + timeout_s)
 
     def stream(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4, timeout_s: float = 60.0
-    ) -> Iterator[Batch]:
+        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4,
+        timeout_s: float = 60.0,
+    ) -> Iterator[Batch]:  # fmt: skip
         """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way."""
         check_number("prefetch", prefetch, 1, 64)
         request = self._request(batch_size, what, sampler, None, timeout_s)
@@ -85,7 +86,9 @@ class RemoteTable:
             for future in under_way:
                 future.cancel()
 
-    def _request(self, batch_size: int, what: Transitions, sampler: str, seed: int | None, timeout_s: float) -> pb.SampleRequest:
+    def _request(
+        self, batch_size: int, what: Transitions, sampler: str, seed: int | None, timeout_s: float
+    ) -> pb.SampleRequest:
         check_number("batch_size", batch_size, 1, _MAX_BATCH)
         check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
@@ -107,19 +110,18 @@ class RemoteTable:
             timed = pb.SampleRequest()
             timed.CopyFrom(request)
             timed.timeout_s = min(left, _WAIT_SLICE_S)
-            future = connection.start_sample(timed, connection.config.call_timeout_s + timed.timeout_s)
-            try:
-                frame: bytes = future.result()
-            except grpc.RpcError as error:
-                raise error_of(error, connection.address) from error
-            return frame
+            return connection.sample(timed, connection.config.call_timeout_s + timed.timeout_s)
 
         while True:
+            asked = time.monotonic()
             try:
                 return self._batch(connection.retrying(attempt))
             except NotReadyError:
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now >= deadline:
                     raise
+                if now - asked < _PAUSE_S:
+                    time.sleep(min(deadline - now, _PAUSE_S * random.uniform(0.5, 1.0)))
 
     def _batch(self, frame: bytes) -> Batch:
         return assemble(self.signature, decode_frame(frame, self._declared))
@@ -135,8 +137,20 @@ class RemoteTable:
     ) -> list[EpisodeRecord]:
         """Returns records of stored episodes, the newest first."""
         check_number("limit", limit, 1, 100_000)
-        request = pb.ListEpisodesRequest(table=self.name, limit=limit, before_id=before_id, actor=actor, closed_only=closed_only)
-        return [_record(message) for message in self._call("ListEpisodes", request).episodes]
+        if before_id is not None:
+            check_number("before_id", before_id, 0, (1 << 63) - 1)
+        if actor is not None and not isinstance(actor, str):
+            raise SpecMismatchError("actor", "a name", repr(actor))
+        records: list[EpisodeRecord] = []
+        while True:
+            request = pb.ListEpisodesRequest(
+                table=self.name, limit=limit - len(records), before_id=before_id, actor=actor, closed_only=closed_only
+            )
+            page = self._call("ListEpisodes", request)
+            records += map(_record, page.episodes)
+            if len(records) >= limit or page.ByteSize() < EPISODES_PAGE_BYTES:
+                return records
+            before_id = records[-1].episode_id
 
     def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]:
         """Returns steps [start, stop) of an episode by column name; observations have one row more.
@@ -147,6 +161,8 @@ class RemoteTable:
         """
         check_number("episode_id", episode_id, 0, (1 << 63) - 1)
         check_number("start", start, 0, 1 << 62)
+        if stop is not None:
+            check_number("stop", stop, 0, 1 << 62)
         request = pb.ReadEpisodeRequest(table=self.name, episode_id=episode_id, start=start, stop=stop)
         connection = self._client.connection
         pieces = connection.retrying(lambda: connection.call_stream("ReadEpisode", request))
@@ -171,5 +187,6 @@ def _record(message: pb.Episode) -> EpisodeRecord:
     return EpisodeRecord(
         episode_id=message.episode_id, actor=message.actor, length=message.length, first_step=message.first_step,
         return_=getattr(message, "return"), terminated=message.terminated, truncated=message.truncated, closed=message.closed,
-        policy_version=message.policy_version, started_at_s=message.started_at_s, metadata=json.loads(message.metadata_json or "{}"),
+        policy_version=message.policy_version, started_at_s=message.started_at_s,
+        metadata=json.loads(message.metadata_json or "{}"),
     )  # fmt: skip

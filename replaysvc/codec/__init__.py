@@ -4,6 +4,17 @@ from replaysvc.codec.cast import StoredColumn, widen
 from replaysvc.codec.checksum import checksum
 from replaysvc.codec.decoder import ChunkDecoder, DecodedChunk
 from replaysvc.codec.encoder import ChunkEncoder
-from replaysvc.codec.header import ChunkHeader, ChunkInfo, read_header
+from replaysvc.codec.header import ChunkHeader, ChunkInfo, read_header, steps_of
 
-__all__ = ["ChunkDecoder", "ChunkEncoder", "ChunkHeader", "ChunkInfo", "DecodedChunk", "StoredColumn", "checksum", "read_header", "widen"]
+__all__ = [
+    "ChunkDecoder",
+    "ChunkEncoder",
+    "ChunkHeader",
+    "ChunkInfo",
+    "DecodedChunk",
+    "StoredColumn",
+    "checksum",
+    "read_header",
+    "steps_of",
+    "widen",
+]

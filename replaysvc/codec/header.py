@@ -118,6 +118,14 @@ def decoded_bytes(chunk: bytes) -> int:
     return sum(raw for _, _, raw, _ in DESCRIPTOR.iter_unpack(chunk[at : at + DESCRIPTOR.size * count]))
 
 
+def steps_of(chunk: bytes) -> int:
+    """Returns the steps of a chunk if its checksum holds, else the most that any chunk has; for when nothing else tells."""
+    data = memoryview(chunk)
+    if len(data) < PREFIX.size + FIXED.size or checksum(data[:8], data[16:]) != PREFIX.unpack_from(data)[3]:
+        return MAX_STEPS
+    return int(FIXED.unpack_from(data, PREFIX.size)[3])
+
+
 def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
     """Returns the header of `chunk` after checking the checksum, and every size against the signature.
 

@@ -62,7 +62,8 @@ def chunks_of(request: pb.AppendRequest) -> list[tuple[int, bytes]]:
     pairs = [(message.sequence, message.chunk) for message in request.chunks]
     first = pairs[0][0]
     if first < 0 or [sequence for sequence, _ in pairs] != list(range(first, first + len(pairs))):
-        raise SpecMismatchError("chunks.sequence", "consecutive numbers >= 0", f"a run that starts with {[s for s, _ in pairs[:3]]}")
+        found = f"a run that starts with {[sequence for sequence, _ in pairs[:3]]}"
+        raise SpecMismatchError("chunks.sequence", "consecutive numbers >= 0", found)
     return pairs
 
 

@@ -42,11 +42,12 @@ class Server:
         """
         pool = ThreadPoolExecutor(max_workers, thread_name_prefix="replaysvc-rpc")
         self._server = grpc.server(
-            pool, interceptors=(ErrorInterceptor(),), options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
+            pool, interceptors=[ErrorInterceptor()], options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
         )
-        servicer = ReplayServicer(replay, max_waiting=max_workers // 2)
-        replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)
-        frame = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=pb.SampleRequest.FromString)
+        servicer = ReplayServicer(replay, max_waiting=max(1, max_workers // 2), max_transfers=max(1, max_workers // 4))
+        replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        read = pb.SampleRequest.FromString
+        frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, {"Sample": frame}),))
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

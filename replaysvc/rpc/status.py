@@ -1,4 +1,4 @@
-"""Errors to gRPC statuses: one interceptor around every method, response iterators included.
+"""Errors to gRPC statuses: one interceptor around every method of ours, response iterators included.
 
 The error's class name travels in the trailing metadata, its sentence as the status details. What is no error of ours is
 logged with a number, and only the number is told to the client.
@@ -16,15 +16,16 @@ from replaysvc.errors import ReplayError
 log = logging.getLogger(__name__)
 
 ERROR_KEY = "replaysvc-error"
+_MAX_SENTENCE = 2000  # bytes; gRPC triples most of them, and drops trailing metadata of more than 8 KiB with all that they say
 
 
-class ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Turns exceptions of handlers into statuses."""
+class ErrorInterceptor(grpc.ServerInterceptor):
+    """Turns exceptions of handlers into statuses. The methods of other services (health) stay as they are."""
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         handler = continuation(details)
-        if handler is None:
-            return None
+        if handler is None or not details.method.startswith("/replaysvc."):
+            return handler
         if handler.request_streaming:
             behaviour, make = handler.stream_unary, grpc.stream_unary_rpc_method_handler
         elif handler.response_streaming:
@@ -60,10 +61,18 @@ def _wrap_stream(behaviour: Callable[[Any, Any], Iterator[Any]]) -> Callable[[An
 def _abort(error: Exception, context: Any) -> None:
     if isinstance(error, ReplayError):
         context.set_trailing_metadata(((ERROR_KEY, error.name),))
-        context.abort(grpc.StatusCode[error.grpc_status], str(error))
-    if context.code() is not None:  # the handler aborted by itself
+        context.abort(grpc.StatusCode[error.grpc_status], _shortened(str(error)))
+    if isinstance(error, grpc.RpcError):  # the caller is gone
         raise error
     number = uuid.uuid4().hex[:12]
     log.error("request %s failed", number, exc_info=error)
     context.set_trailing_metadata(((ERROR_KEY, "StorageError"),))
     context.abort(grpc.StatusCode.INTERNAL, f"internal error {number}; the server's log has the cause")
+
+
+def _shortened(sentence: str) -> str:
+    """Returns a sentence that fits: its beginning and its end, which say what was expected and what was found."""
+    encoded, half = sentence.encode(errors="replace"), _MAX_SENTENCE // 2
+    if len(encoded) > 2 * half:
+        encoded = encoded[:half] + b" ... " + encoded[-half:]
+    return encoded.decode(errors="ignore")

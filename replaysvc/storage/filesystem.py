@@ -1,5 +1,6 @@
 """Every touch of the file system besides LMDB's own: one object, so that tests can fail it, or end it, at any point."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -7,12 +8,13 @@ from pathlib import Path
 from replaysvc.errors import StorageError
 
 CRASH_POINTS = (
-    "segment.built", "segment.renamed", "append.before_commit", "append.after_commit", "seal.before_footer", "seal.after_footer",
-    "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed", "table.deleted",
-    "params.written", "params.renamed",
+    "store.locked", "segment.built", "segment.renamed", "append.before_commit", "append.after_commit", "seal.before_footer",
+    "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed",
+    "table.deleted", "params.written", "params.renamed",
 )  # fmt: skip
 """The places at which a process may end, in the words of FORMAT.md's crash table."""
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "glusterfs", "afs")
 
 
@@ -59,6 +61,18 @@ class Filesystem:
         """Returns the bytes that may still be written."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def can_grow(self, path: Path) -> bool:
+        """Returns whether the disk has room for one more page of a file; leaves the file a page longer if it has."""
+        try:
+            handle = os.open(path, os.O_WRONLY)
+            try:
+                os.posix_fallocate(handle, os.fstat(handle).st_size, 4096)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            return error.errno not in DISK_FULL
+        return True
 
 
 def refuse_remote(path: Path) -> None:

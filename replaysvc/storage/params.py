@@ -1,4 +1,4 @@
-"""Parameter sets: one file a name, replaced whole. `RPP1`, version (i64), length (u64), xxh3 (u64), then the bytes."""
+"""Parameter sets: one file a name, replaced whole. `RPP1`, version (i64), length (u64), xxh3 (u64) over all else, the bytes."""
 
 import struct
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 from replaysvc.codec import checksum
 from replaysvc.errors import AlreadyExistsError, ChunkCorruptError
 from replaysvc.storage.filesystem import Filesystem
+from replaysvc.storage.records import CHECKSUM
 
 HEADER = struct.Struct("<4sqQQ")
 MAGIC = b"RPP1"
+_DAMAGED = (1 << 63) - 1  # stands for the version of a file that is no parameter set: whoever asks for it learns of the damage
 
 
 class ParamsStore:
@@ -20,19 +22,23 @@ class ParamsStore:
         for file in sorted(path.iterdir()):
             with file.open("rb") as stream:
                 head = stream.read(HEADER.size)
-            if len(head) == HEADER.size and head[:4] == MAGIC:
-                self.versions[file.name] = HEADER.unpack(head)[1]
+            good = len(head) == HEADER.size and head[:4] == MAGIC
+            self.versions[file.name] = HEADER.unpack(head)[1] if good else _DAMAGED
 
     def put(self, name: str, version: int, data: bytes) -> None:
-        """Keeps `data`, durably, in place of a smaller version. Putting the same version with the same bytes is fine."""
+        """Keeps `data`, durably, in place of a smaller version, or of a damaged one. Putting the same again is fine.
+
+        Raises:
+          AlreadyExistsError: the stored version is as large or larger.
+        """
         stored = self.versions.get(name, -1)
-        if version <= stored:
-            found = self.get(name)
+        if version <= stored and (found := self._get_intact(name)) is not None:
             if found == (version, data):
                 return
             raise AlreadyExistsError(f"params {name}: expected a version above {stored}, found {version}")
         temporary = self._scratch / f"params-{name}"
-        self._filesystem.write_file(temporary, HEADER.pack(MAGIC, version, len(data), checksum(data)) + data)
+        head = HEADER.pack(MAGIC, version, len(data), 0)[: -CHECKSUM.size]
+        self._filesystem.write_file(temporary, head + CHECKSUM.pack(checksum(head, data)) + data)
         self._filesystem.crashpoint("params.written")
         self._filesystem.rename(temporary, self._path / name)
         self._filesystem.crashpoint("params.renamed")
@@ -43,8 +49,15 @@ class ParamsStore:
         if name not in self.versions:
             return None
         content = (self._path / name).read_bytes()
-        _, version, size, expected = HEADER.unpack_from(content)
-        data = content[HEADER.size :]
-        if len(data) != size or checksum(data) != expected:
-            raise ChunkCorruptError(f"params {name}: the stored bytes do not match their checksum")
-        return version, data
+        head, data = content[: HEADER.size - CHECKSUM.size], content[HEADER.size :]
+        if len(content) >= HEADER.size:
+            magic, version, size, expected = HEADER.unpack_from(content)
+            if magic == MAGIC and len(data) == size and checksum(head, data) == expected:
+                return version, data
+        raise ChunkCorruptError(f"params {name}: the stored bytes do not match their checksum")
+
+    def _get_intact(self, name: str) -> tuple[int, bytes] | None:
+        try:
+            return self.get(name)
+        except ChunkCorruptError:
+            return None

@@ -1,7 +1,10 @@
 """The records of a segment, to bytes and back. Little-endian; each ends with the XXH3 of the bytes before it."""
 
+import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,3 +91,17 @@ def unpack_session(session_id: bytes, record: bytes) -> tuple[int, float] | None
         return None
     last_sequence, at_s = SESSION.unpack(body)
     return last_sequence, at_s
+
+
+def pack_meta(values: Mapping[str, Any]) -> bytes:
+    """Returns the stored form of a segment's description or footer."""
+    body = json.dumps(values).encode()
+    return body + CHECKSUM.pack(checksum(body))
+
+
+def unpack_meta(record: bytes) -> dict[str, Any] | None:
+    """Returns a stored description or footer, None if it is damaged."""
+    body = record[: -CHECKSUM.size]
+    if len(record) < CHECKSUM.size or CHECKSUM.unpack(record[-CHECKSUM.size :])[0] != checksum(body):
+        return None
+    return dict(json.loads(body))

@@ -4,8 +4,6 @@ LMDB's rules, kept here: default syncing (a commit returns when it is durable), 
 thread, short read transactions, no memoryview past the end of its transaction, never twice in a process, never across a fork.
 """
 
-import errno
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,16 +12,27 @@ from typing import Any
 
 import lmdb
 
+from replaysvc.codec import steps_of
 from replaysvc.errors import CapacityError, ReplayError, StorageError
-from replaysvc.storage.filesystem import Filesystem
-from replaysvc.storage.records import KEY, EpisodeEntry, pack_episode, pack_index, pack_session, unpack_episode, unpack_index, unpack_session
+from replaysvc.storage.filesystem import DISK_FULL, Filesystem
+from replaysvc.storage.records import (
+    KEY,
+    EpisodeEntry,
+    pack_episode,
+    pack_index,
+    pack_meta,
+    pack_session,
+    unpack_episode,
+    unpack_index,
+    unpack_meta,
+    unpack_session,
+)
 from replaysvc.types import Array
 
 MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
-_ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
+ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
 _MAX_READERS = 256
 _NAMES = (b"chunks", b"index", b"episodes", b"sessions", b"meta")
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Segment:
@@ -35,18 +44,21 @@ class Segment:
         Raises:
           StorageError: it cannot be opened, or its file is shorter than it says.
         """
-        self.path, self._filesystem, self._map_size = path, filesystem, segment_bytes + _ROOM
+        self.path, self._filesystem, self._map_size = path, filesystem, segment_bytes + ROOM
         self._full_bytes = segment_bytes
         self._changed = threading.Condition()
         self._pins = 0
         self._closing = False
         self._failed = ""
         self._open(readonly=False)
-        self.meta: Mapping[str, Any] = self._read_meta(b"segment") or {}
-        if not self.meta:
+        try:
+            self.meta: Mapping[str, Any] = unpack_meta(self._get_meta(b"segment") or b"") or {}
+            self.sealed = self._get_meta(b"footer") is not None
+            if not self.meta:
+                raise StorageError(f"segment {path}: its description is missing or damaged")
+        except ReplayError:
             self.close()
-            raise StorageError(f"segment {path}: it has no description")
-        self.sealed = self._read_meta(b"footer") is not None
+            raise
         if self.sealed:
             self._environment.close()
             self._open(readonly=True)
@@ -55,42 +67,47 @@ class Segment:
     def create(path: Path, scratch: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Mapping[bytes, tuple[int, float]]) -> "Segment":
         """Builds a segment in `scratch`, durable before it gets its name, and returns it open."""
         build = scratch / path.name
-        if build.exists():
-            filesystem.remove_tree(build)
-        build.mkdir(mode=0o700)
         with _translated(build, filesystem):
-            environment = _environment(build, segment_bytes + _ROOM, readonly=False)
+            if build.exists():
+                filesystem.remove_tree(build)
+            build.mkdir(mode=0o700)
+            environment = _environment(build, segment_bytes + ROOM, readonly=False)
             try:
                 with environment.begin(write=True) as transaction:
                     databases = {name: environment.open_db(name, transaction) for name in _NAMES}
-                    transaction.put(b"segment", json.dumps(meta).encode(), db=databases[b"meta"])
+                    transaction.put(b"segment", pack_meta(meta), db=databases[b"meta"])
                     for session_id, (last_sequence, at_s) in sessions.items():
                         transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
                 environment.sync(True)
             finally:
                 environment.close()
-        filesystem.fsync_directory(build)
-        filesystem.crashpoint("segment.built")
-        filesystem.rename(build, path)
-        filesystem.crashpoint("segment.renamed")
+            filesystem.fsync_directory(build)
+            filesystem.crashpoint("segment.built")
+            filesystem.rename(build, path)
+            filesystem.crashpoint("segment.renamed")
         return Segment(path, filesystem, segment_bytes)
 
     def _open(self, *, readonly: bool) -> None:
         with _translated(self.path, self._filesystem):
+            if not (self.path / "data.mdb").stat().st_size:
+                raise StorageError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
             self._environment = _environment(self.path, self._map_size, readonly=readonly)
-            # a read past the end of a torn file would be a SIGBUS, not an exception
-            wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
-            found = (self.path / "data.mdb").stat().st_size
-            if found < wanted:
+            try:
+                # a read past the end of a torn file would be a SIGBUS, not an exception
+                wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
+                found = (self.path / "data.mdb").stat().st_size
+                if found < wanted:
+                    raise StorageError(f"segment {self.path}: expected a file of at least {wanted} bytes, found {found}")
+                # each in a transaction of its own: a handle lives on only if its transaction is committed
+                self._databases = {name: self._environment.open_db(name, create=False) for name in _NAMES}
+            except BaseException:
                 self._environment.close()
-                raise StorageError(f"segment {self.path}: expected a file of at least {wanted} bytes, found {found}")
-            # each in a transaction of its own: a handle lives on only if its transaction is committed
-            self._databases = {name: self._environment.open_db(name, create=False) for name in _NAMES}
+                raise
 
-    def _read_meta(self, key: bytes) -> dict[str, Any] | None:
+    def _get_meta(self, key: bytes) -> bytes | None:
         with _translated(self.path, self._filesystem), self._environment.begin(db=self._databases[b"meta"]) as transaction:
-            value = transaction.get(key)
-        return None if value is None else dict(json.loads(value))
+            value: bytes | None = transaction.get(key)
+        return value
 
     @property
     def used_bytes(self) -> int:
@@ -115,7 +132,7 @@ class Segment:
             raise StorageError(f"segment {self.path}: it takes no more data after a failed write ({self._failed}); restart the service")
         databases = self._databases
         try:
-            with _translated(self.path, self._filesystem):
+            with self._pinned(), _translated(self.path, self._filesystem):  # a table may be deleted under the commit
                 with self._environment.begin(write=True) as transaction:
                     for record, chunk, chunk_id in zip(pack_index(index), chunks, index["chunk_id"].tolist(), strict=True):
                         key = KEY.pack(chunk_id)
@@ -140,7 +157,7 @@ class Segment:
         """Ends appending: writes the footer and reopens read only, when no reader is inside."""
         self._filesystem.crashpoint("seal.before_footer")
         with _translated(self.path, self._filesystem), self._environment.begin(write=True) as transaction:
-            transaction.put(b"footer", json.dumps(footer).encode(), db=self._databases[b"meta"])
+            transaction.put(b"footer", pack_meta(footer), db=self._databases[b"meta"])
         self._filesystem.crashpoint("seal.after_footer")
         with self._changed:
             self._closing = True
@@ -178,10 +195,24 @@ class Segment:
         good = [entry for entry in entries if entry is not None]
         return good, len(entries) - len(good)
 
-    def load_sessions(self) -> dict[bytes, tuple[int, float]]:
-        """Returns the marks of sessions: (last sequence, time)."""
+    def load_sessions(self) -> tuple[dict[bytes, tuple[int, float]], int]:
+        """Returns the marks of sessions, (last sequence, time) each, and how many damaged ones were left out."""
         marks = {bytes(key): unpack_session(bytes(key), value) for key, value in self._items(b"sessions")}
-        return {session_id: mark for session_id, mark in marks.items() if mark is not None}
+        good = {session_id: mark for session_id, mark in marks.items() if mark is not None}
+        return good, len(marks) - len(good)
+
+    def last_key(self, name: bytes) -> int:
+        """Returns the last key of `chunks`, `index` or `episodes`, -1 if there is none: an id that was given out."""
+        with self._pinned(), _translated(self.path, self._filesystem):
+            with self._environment.begin(db=self._databases[name]) as transaction, transaction.cursor() as cursor:
+                return int(KEY.unpack(cursor.key())[0]) if cursor.last() else -1
+
+    def steps_after(self, chunk_id: int) -> int:
+        """Returns the steps of all chunks above `chunk_id`, by what the chunks themselves say."""
+        with self._pinned(), _translated(self.path, self._filesystem):
+            with self._environment.begin(db=self._databases[b"chunks"]) as transaction, transaction.cursor() as cursor:
+                found = cursor.set_range(KEY.pack(chunk_id + 1))
+                return sum(steps_of(chunk) for chunk in cursor.iternext(keys=False)) if found else 0
 
     def _items(self, name: bytes) -> list[tuple[bytes, bytes]]:
         with self._pinned(), _translated(self.path, self._filesystem):
@@ -220,8 +251,9 @@ def _translated(path: Path, filesystem: Filesystem) -> Iterator[None]:
     try:
         yield
     except (lmdb.MapFullError, lmdb.DiskError, lmdb.Error, OSError) as error:
-        full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "errno", None) in _DISK_FULL
-        short = any(word in str(error) for word in ("No space left", "File too large", "quota", "filesystem full"))
-        if full or short:
+        full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "errno", None) in DISK_FULL
+        full = full or any(word in str(error) for word in ("No space left", "File too large", "quota"))
+        # where the disk takes only part of a write, LMDB says EIO, as if the disk were broken
+        if full or ("Input/output error" in str(error) and not filesystem.can_grow(path / "data.mdb")):
             raise CapacityError(f"store {path}: the disk is full ({error}); free {filesystem.free_bytes(path)} bytes") from error
         raise StorageError(f"store {path}: {error}") from error

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from replaysvc.errors import CapacityError, FormatVersionError, ReplayError, StorageError, StoreLockedError
-from replaysvc.storage.filesystem import Filesystem, refuse_remote
+from replaysvc.storage.filesystem import DISK_FULL, Filesystem, refuse_remote
 from replaysvc.storage.params import ParamsStore
 from replaysvc.storage.table_store import FORMAT, TableStore
 
+_BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
 _DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
 
 
@@ -47,7 +48,7 @@ class Store:
         except OSError as error:
             self._unlock()
             raise StorageError(f"store {self.path}: cannot be used: {error.strerror or error}") from error
-        except ReplayError:
+        except BaseException:
             self._unlock()
             raise
 
@@ -59,19 +60,22 @@ class Store:
             marker = self.path / "FORMAT"
             if marker.exists():
                 _check_format(marker)
-            elif any(entry.name != "lost+found" for entry in self.path.iterdir()):
+            elif any(entry.name not in _BEFORE_FORMAT for entry in self.path.iterdir()):
                 raise StorageError(f"store {self.path}: expected a store or an empty directory, found other files")
             if not os.access(self.path, os.W_OK | os.X_OK):
                 raise StorageError(f"store {self.path}: the directory is not writable")
         else:
+            made = [self.path, *(parent for parent in self.path.parents if not parent.exists())]
             self.path.mkdir(mode=0o700, parents=True)
-            self._filesystem.fsync_directory(self.path.parent)
+            for path in made:
+                self._filesystem.fsync_directory(path.parent)
         refuse_remote(self.path)
         self._lock_handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreLockedError(f"store {self.path}: another process has it open") from None
+        self._filesystem.crashpoint("store.locked")
         marker = self.path / "FORMAT"
         if not marker.exists():
             content = {"format": FORMAT, "min_reader": FORMAT, "created_by": "replaysvc 0.1.0", "uuid": str(uuid.uuid4())}
@@ -80,8 +84,11 @@ class Store:
             self._filesystem.rename(temporary, marker)
 
     def _open_table(self, path: Path) -> TableStore:
-        directories = [self.path / name for name in ("tmp", "trash", "quarantine")]
-        return TableStore(path, *directories, self._filesystem, clock=self._clock)
+        scratch, trash, quarantine = (self.path / name for name in ("tmp", "trash", "quarantine"))
+        try:
+            return TableStore(path, scratch, trash, quarantine, self._filesystem, clock=self._clock)
+        except (ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"store {self.path}: the description of table {path.name} cannot be read: {error!r}") from error
 
     def tables(self) -> dict[str, TableStore]:
         """Returns the tables by name."""
@@ -129,8 +136,11 @@ class Store:
             raise _disk_error(self.path, error) from error
 
     def get_params(self, name: str) -> tuple[int, bytes] | None:
-        """Returns (version, data) of a parameter set."""
-        return self._params.get(name)
+        """Returns (version, data) of a parameter set, None if there is none. Raises ChunkCorruptError, StorageError."""
+        try:
+            return self._params.get(name)
+        except OSError as error:
+            raise _disk_error(self.path, error) from error
 
     def params(self) -> dict[str, int]:
         """Returns the stored version of each parameter set."""
@@ -163,5 +173,5 @@ def _check_format(marker: Path) -> None:
 
 
 def _disk_error(path: Path, error: OSError) -> ReplayError:
-    kind = CapacityError if error.errno in (28, 27, 122) else StorageError
+    kind = CapacityError if error.errno in DISK_FULL else StorageError
     return kind(f"store {path}: {error.strerror or error}")

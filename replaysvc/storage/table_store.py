@@ -1,5 +1,6 @@
 """The chunks of one table on disk: a chain of segments, the last of which is appended to."""
 
+import bisect
 import json
 import logging
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 from replaysvc.errors import StorageError
 from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import INDEX_DTYPE, EpisodeEntry
-from replaysvc.storage.segment import Segment
+from replaysvc.storage.segment import ROOM, Segment
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,8 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MAX_SESSIONS = 65_536  # marks carried into a new segment: the most recent ones, no older than a day
 _SESSION_AGE_S = 86_400.0
-_LOST = 1 << 32  # ids skipped when the newest segment is lost, so that none is given out twice
+_LOST = 1 << 32  # chunk ids and positions skipped for each lost segment at the end, so that none is given out twice
+_MIN_EPISODE_BYTES = 256  # an episode has an entry, a chunk of two columns and an index record: bounds the episodes of a lost segment
 _ENDED = 3  # flags of a chunk that ends its episode
 
 
@@ -73,28 +75,32 @@ class TableStore:
         """Opens all segments and returns what their index, episode and session records say; reads no chunk."""
         episodes: dict[int, EpisodeEntry] = {}
         indexes = []
-        lost_newest = False
+        lost = 0  # segments after the last good one
         for path in sorted(self._path.glob("seg-*")):
             try:
                 segment = Segment(path, self._filesystem, self._segment_bytes)
             except StorageError as error:
                 self._set_aside(path, error)
-                lost_newest = True
+                lost += 1
                 continue
-            lost_newest = False
+            lost = 0
             index, damaged = segment.load_index()
             entries, damaged_entries = segment.load_episodes()
-            if damaged or damaged_entries:
-                self.damaged_records += damaged + damaged_entries
-                log.error("segment %s: %d damaged records are left out", path, damaged + damaged_entries)
+            marks, damaged_marks = segment.load_sessions()
+            if damaged := damaged + damaged_entries + damaged_marks:
+                self.damaged_records += damaged
+                log.error("segment %s: %d damaged records are left out", path, damaged)
             indexes.append(index)
             episodes |= {entry.episode_id: entry for entry in entries}
-            for session_id, mark in segment.load_sessions().items():
+            for session_id, mark in marks.items():
                 self._sessions[session_id] = max(mark, self._sessions.get(session_id, (-1, 0.0)))
             self._segments.append(segment)
             self._advance(index, segment.meta)
-        if lost_newest:
-            self._next = {name: value + _LOST for name, value in self._next.items()}
+            self._advance_past_damage(index, segment)
+        if lost:
+            most_episodes = (self._segment_bytes + ROOM) // _MIN_EPISODE_BYTES
+            skipped = {"first_chunk_id": _LOST, "next_position": _LOST, "next_episode_id": most_episodes}
+            self._next = {name: value + lost * skipped[name] for name, value in self._next.items()}
         index = np.concatenate(indexes) if indexes else np.empty(0, INDEX_DTYPE)
         self._renumber()
         ended = set(index["episode_id"][(index["flags"] & _ENDED) != 0].tolist())
@@ -113,9 +119,20 @@ class TableStore:
             ends = (int(last["chunk_id"]) + 1, int(last["position"] + last["n_steps"]), int(index["episode_id"].max()) + 1)
             self._next = {name: max(value, end) for (name, value), end in zip(self._next.items(), ends, strict=True)}
 
+    def _advance_past_damage(self, index: Array, segment: Segment) -> None:
+        """Moves the next ids past those whose records are damaged: the keys tell what was given out, the chunks how long they are."""
+        last_chunk_id, last_episode_id = segment.last_key(b"index"), segment.last_key(b"episodes")
+        last_good = int(index["chunk_id"][-1]) if len(index) else int(segment.meta["first_chunk_id"]) - 1
+        if last_chunk_id > last_good:
+            self._next["first_chunk_id"] = max(self._next["first_chunk_id"], last_chunk_id + 1)
+            self._next["next_position"] += segment.steps_after(last_good)
+        self._next["next_episode_id"] = max(self._next["next_episode_id"], last_episode_id + 1)
+
     def _set_aside(self, path: Path, error: StorageError) -> None:
         self.quarantined_segments += 1
         target = self._quarantine / f"{self.name}-{path.name}"
+        while target.exists():  # a table of the same name was there before
+            target = target.with_name(f"{target.name}-again")
         log.error("segment %s cannot be used and is moved to %s: %s", path, target, error)
         self._filesystem.rename(path, target)
 
@@ -190,15 +207,12 @@ class TableStore:
             return [None] * len(ids)
 
     def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
-        """Returns an episode's entry from the newest segment that holds it."""
+        """Returns an episode's entry: from the segment in which it began, or a later one if that was removed."""
         with self._lock:
             segments = list(self._segments)
-        for segment in reversed(segments):
-            if int(segment.meta["next_episode_id"]) <= episode_id or segment is segments[0] or episode_id in self._open_episodes:
-                entry = segment.read_episode_entry(episode_id)
-                if entry is not None:
-                    return entry
-        return next((entry for segment in segments if (entry := segment.read_episode_entry(episode_id)) is not None), None)
+        born = bisect.bisect_right([int(segment.meta["next_episode_id"]) for segment in segments], episode_id) - 1
+        found = (segment.read_episode_entry(episode_id) for segment in segments[max(born, 0) :])
+        return next((entry for entry in found if entry is not None), None)
 
     def remove_before(self, chunk_id: int) -> int:
         """Removes the segments that hold only chunks before `chunk_id`; the disk space returns. Returns how many."""
@@ -210,9 +224,12 @@ class TableStore:
             segment.close()
             self._filesystem.crashpoint("remove.before_rename")
             target = self._trash / f"{self.name}-{segment.path.name}"
-            self._filesystem.rename(segment.path, target)
-            self._filesystem.crashpoint("remove.after_rename")
-            self._filesystem.remove_tree(target)
+            try:
+                self._filesystem.rename(segment.path, target)
+                self._filesystem.crashpoint("remove.after_rename")
+                self._filesystem.remove_tree(target)
+            except OSError as error:  # what was appended is durable whatever becomes of old files; a restart tries again
+                log.error("segment %s could not be removed: %s", segment.path, error)
         return len(gone)
 
     def close(self) -> None:

@@ -2,16 +2,15 @@
 
     python tests/bench/long_episode.py [--steps 1000000]
 
-A service in a process of its own; a writer process that appends HalfCheetah-shaped rows one step at a time; a sampling thread in
-this process that draws 256 uniform transitions now and then. At 10^4, 10^5 and 10^6 steps the writer pauses, and
-this process measures: resident memory of writer and server (anonymous pages: file pages are the kernel's cache of the store),
+A service in a process of its own; a writer process that appends HalfCheetah-shaped rows one step at a time; this process
+samples 256 uniform transitions now and then. At 10^4, 10^5 and 10^6 steps the writer pauses, and this
+process measures: resident memory of writer and server (anonymous pages: file pages are the kernel's cache of the store),
 the append rate since the last mark, and the sample rate. One JSON object a line, then a table.
 """
 
 import argparse
 import json
 import multiprocessing
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,8 +18,6 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
-
-sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import replay_client
 from replay_client import FieldSpec, Signature, TableConfig
@@ -100,11 +97,18 @@ def measure(service: ServiceProcess, client, name: str, marks: tuple[int, ...], 
         steps, writer_mib, append_rate = here.recv()
         stats = table.stats()
         row = {
-            "table": name, "episode_steps": episode_steps, "steps": steps, "append_steps_s": round(append_rate), "sampled_meanwhile": drawn,
-            "sample_transitions_s": round(sample_rate(table, 400)), "writer_anonymous_mib": round(writer_mib, 1),
-            "server_anonymous_mib": round(anonymous_mib(service.process.pid), 1), "cache_mib": round(stats.cache_bytes / 2**20, 1),
-            "chunks": stats.chunks, "disk_bytes_step": round(stats.disk_bytes / stats.steps, 1),
-        }  # fmt: skip
+            "table": name,
+            "episode_steps": episode_steps,
+            "steps": steps,
+            "append_steps_s": round(append_rate),
+            "sampled_meanwhile": drawn,
+            "sample_transitions_s": round(sample_rate(table, 400)),
+            "writer_anonymous_mib": round(writer_mib, 1),
+            "server_anonymous_mib": round(anonymous_mib(service.process.pid), 1),
+            "cache_mib": round(stats.cache_bytes / 2**20, 1),
+            "chunks": stats.chunks,
+            "disk_bytes_step": round(stats.disk_bytes / stats.steps, 1),
+        }
         print(json.dumps(row), flush=True)
         found.append(row)
         here.send("go on")
@@ -113,7 +117,7 @@ def measure(service: ServiceProcess, client, name: str, marks: tuple[int, ...], 
 
 
 def main(steps: int) -> None:
-    marks = tuple(mark for mark in MARKS if mark < steps) + (steps,)
+    marks = (*(mark for mark in MARKS if mark < steps), steps)
     with tempfile.TemporaryDirectory() as scratch:
         options = ("--recent-cache-bytes", str(256 << 20), "--faulted-cache-bytes", str(64 << 20))
         found = []

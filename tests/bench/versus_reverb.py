@@ -2,9 +2,10 @@
 
     python tests/bench/versus_reverb.py [--rounds 3] [--reverb-python PATH]
 
-Both: one server process, one client process, on loopback. Insert: one HalfCheetah step at a time from one actor; ours ends when
-all is durable on disk, Reverb's when all is in its RAM. Sample: 256 uniform transitions; ours with eight requests under way and one
-by one, Reverb's through TrajectoryDataset with four workers. Prints a JSON line a measurement, then medians and ratios.
+Both: one server process, one client process, on loopback. Insert: one HalfCheetah step at a time from one actor; ours ends
+when all is durable on disk, Reverb's when all is in its RAM. Sample: 256 uniform transitions; ours with eight requests
+under way and one by one, Reverb's through TrajectoryDataset with four workers. Prints a JSON line a measurement, then
+medians and ratios.
 Reverb gets an environment of its own, made here unless one is given; only ratios from one run mean anything.
 """
 
@@ -14,7 +15,6 @@ import os
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import venv
@@ -23,8 +23,6 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table as RichTable
-
-sys.path[:0] = [str(Path(__file__).parents[2])]
 
 import replay_client
 from replay_client import FieldSpec, Signature
@@ -44,7 +42,9 @@ def reverb_python(given: str | None) -> str | None:
     if not (home / ".installed").exists():
         print(f"installing dm-reverb 0.14.0 into {home} (large: it brings TensorFlow)", flush=True)
         venv.create(home, with_pip=True)
-        done = subprocess.run([python, "-m", "pip", "install", "-q", "dm-reverb[tensorflow]==0.14.0"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "-q", "dm-reverb[tensorflow]==0.14.0"], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             print(f"Reverb cannot be installed here, measuring ours alone: {done.stderr.strip().splitlines()[-1]}", flush=True)
             return None
@@ -59,7 +59,11 @@ class Reverb:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self.process = subprocess.Popen(
-            [python, str(PEER), str(port), str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [python, str(PEER), str(port), str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         self._answer()
 
@@ -105,7 +109,10 @@ def main(rounds: int, given: str | None) -> None:
     found: dict[str, list[float]] = {}
 
     def note(peer: str, metric: str, value: float, unit: str) -> None:
-        print(json.dumps({"peer": peer, "workload": "HalfCheetah-v5", "metric": metric, "value": round(value, 1), "unit": unit}), flush=True)
+        print(
+            json.dumps({"peer": peer, "workload": "HalfCheetah-v5", "metric": metric, "value": round(value, 1), "unit": unit}),
+            flush=True,
+        )
         found.setdefault(f"{peer}: {metric}", []).append(value)
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -252,7 +252,9 @@ def test_nested_observations_actions_and_extras_come_back_as_declared(door):
 
 def test_large_values_kept_around_an_offset_come_back_near(door):
     """Millimetre moves at 20 km, in one dimension of two: float16 alone would lose ten metres."""
-    table = door.create_table("t", Signature(FieldSpec("o", (2,), np.float64), FieldSpec("a", (), np.int64)), TableConfig(chunk_steps=16))
+    table = door.create_table(
+        "t", Signature(FieldSpec("o", (2,), np.float64), FieldSpec("a", (), np.int64)), TableConfig(chunk_steps=16)
+    )
     positions = 20_000 + 0.001 * np.arange(65)
     with table.writer() as writer:
         writer.begin(np.array([positions[0], 0.0]))
@@ -265,7 +267,9 @@ def test_large_values_kept_around_an_offset_come_back_near(door):
 
 
 def test_values_that_no_float16_holds_are_kept_exact_and_counted(door):
-    table = door.create_table("t", Signature(FieldSpec("o", (), np.float32), FieldSpec("a", (), np.int64)), TableConfig(chunk_steps=4))
+    table = door.create_table(
+        "t", Signature(FieldSpec("o", (), np.float32), FieldSpec("a", (), np.int64)), TableConfig(chunk_steps=4)
+    )
     values = np.array([1e30, -1e30, 1e-30, 5, 7e4, 1, 2, 3, 4], np.float32)
     with table.writer() as writer:
         writer.begin(values[0])

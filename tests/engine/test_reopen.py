@@ -226,7 +226,9 @@ def test_acknowledged_steps_survive_kill_9(tmp_path):
     acknowledged = 0
     for _ in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "s")], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+            [sys.executable, "-c", WRITER, str(tmp_path / "s")],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
         for _ in range(7):
             assert process.stdout.readline() == b"durable\n"

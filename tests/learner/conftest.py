@@ -12,10 +12,6 @@ from dqn.rundir import RunDirectory
 from tests.learner import toys
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: starts many processes, or trains for more than a few seconds")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)

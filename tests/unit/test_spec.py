@@ -23,7 +23,15 @@ def test_every_dtype_is_taken_as_it_is(dtype):
 
 @pytest.mark.parametrize(
     ("declared", "value"),
-    [("float32", 1), ("float32", np.float64(0.5)), ("int8", -128), ("uint8", 255), ("int64", np.uint8(3)), ("int8", True), ("float16", 2)],
+    [
+        ("float32", 1),
+        ("float32", np.float64(0.5)),
+        ("int8", -128),
+        ("uint8", 255),
+        ("int64", np.uint8(3)),
+        ("int8", True),
+        ("float16", 2),
+    ],
 )
 def test_values_that_survive_are_converted(declared, value):
     assert spec(declared).check(value) == value
@@ -33,10 +41,20 @@ def test_values_that_survive_are_converted(declared, value):
 @pytest.mark.parametrize(
     ("declared", "value"),
     [
-        ("uint8", 256), ("uint8", -1), ("int8", 128), ("int64", np.uint64(1 << 63)), ("float16", 70_000.0), ("float32", 1e300),
-        ("bool", 1), ("int32", 1.0), ("float32", True), ("float32", 1j), ("int32", "1"), ("float32", None),
+        ("uint8", 256),
+        ("uint8", -1),
+        ("int8", 128),
+        ("int64", np.uint64(1 << 63)),
+        ("float16", 70_000.0),
+        ("float32", 1e300),
+        ("bool", 1),
+        ("int32", 1.0),
+        ("float32", True),
+        ("float32", 1j),
+        ("int32", "1"),
+        ("float32", None),
     ],
-)  # fmt: skip
+)
 def test_values_that_do_not_survive_are_refused(declared, value):
     with pytest.raises(SpecMismatchError, match="^x: expected"):
         spec(declared).check(value)
@@ -52,22 +70,39 @@ def test_infinities_and_nan_pass_unless_finite_is_asked():
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"dtype": "object"}, {"dtype": "U5"}, {"dtype": "datetime64[s]"}, {"dtype": "complex128"}, {"shape": (-1,)},
-        {"shape": (1 << 20, 1 << 20)}, {"max_error": -1.0}, {"max_error": float("nan")}, {"dtype": "int8", "precision": Precision.FLOAT16},
+        {"dtype": "object"},
+        {"dtype": "U5"},
+        {"dtype": "datetime64[s]"},
+        {"dtype": "complex128"},
+        {"shape": (-1,)},
+        {"shape": (1 << 20, 1 << 20)},
+        {"max_error": -1.0},
+        {"max_error": float("nan")},
+        {"dtype": "int8", "precision": Precision.FLOAT16},
     ],
-)  # fmt: skip
+)
 def test_impossible_specs_are_refused(arguments):
     with pytest.raises(InvalidRequestError):
         FieldSpec(**({"name": "x", "shape": (), "dtype": "float32"} | arguments))
 
 
 def test_precision_is_settled_by_the_signature():
-    tree = {"state": spec("float64"), "achieved_goal": spec("float64"), "pixels": spec("uint8"), "exact": spec("float32", precision=Precision.LOSSLESS)}
+    tree = {
+        "state": spec("float64"),
+        "achieved_goal": spec("float64"),
+        "pixels": spec("uint8"),
+        "exact": spec("float32", precision=Precision.LOSSLESS),
+    }
     signature = Signature(tree, spec("float32"), log_prob=spec("float32"))
     assert {c.name: c.cast for c in signature.columns} == {
-        "observation/achieved_goal": False, "observation/exact": False, "observation/pixels": False, "observation/state": True,
-        "action": False, "reward": False, "log_prob": False,
-    }  # fmt: skip
+        "observation/achieved_goal": False,
+        "observation/exact": False,
+        "observation/pixels": False,
+        "observation/state": True,
+        "action": False,
+        "reward": False,
+        "log_prob": False,
+    }
 
 
 def test_key_order_changes_neither_columns_nor_hash():
@@ -87,12 +122,16 @@ def test_values_of_another_nesting_are_refused(value):
 
 
 def test_signature_survives_json_and_pickle():
-    signature = Signature({"a": (spec("float32", (2,), max_error=0.5), spec("uint8"))}, spec("int64"), action_mask=spec("bool", (4,)))
+    signature = Signature(
+        {"a": (spec("float32", (2,), max_error=0.5), spec("uint8"))}, spec("int64"), action_mask=spec("bool", (4,))
+    )
     assert Signature.from_json(signature.to_json()) == signature
     assert pickle.loads(pickle.dumps(signature)).columns == signature.columns
 
 
-@pytest.mark.parametrize("data", [{}, {"observation": 1}, {"observation": {"leaf": {}}, "action": {}, "reward": {}, "extras": {}}])
+@pytest.mark.parametrize(
+    "data", [{}, {"observation": 1}, {"observation": {"leaf": {}}, "action": {}, "reward": {}, "extras": {}}]
+)
 def test_json_that_is_no_signature_is_refused(data):
     with pytest.raises(InvalidRequestError):
         Signature.from_json(data)
@@ -101,7 +140,9 @@ def test_json_that_is_no_signature_is_refused(data):
 @pytest.mark.parametrize("name", ["reward", "discount", "positions", "mask"])
 def test_reserved_extra_names_are_refused(name):
     with pytest.raises(InvalidRequestError, match=name):
-        Signature.from_json(Signature(spec("float32"), spec("int8")).to_json() | {"extras": {name: {"leaf": spec("int8").to_json()}}})
+        Signature.from_json(
+            Signature(spec("float32"), spec("int8")).to_json() | {"extras": {name: {"leaf": spec("int8").to_json()}}}
+        )
 
 
 def test_signature_is_immutable():
@@ -125,9 +166,13 @@ def test_signature_of_every_space_and_nesting():
     )
     signature = Signature.from_env(Spaces(observation, spaces.MultiDiscrete([3, 4])))
     assert [(c.name, str(c.dtype), c.shape) for c in signature.columns] == [
-        ("observation/deep/state", "float32", (4,)), ("observation/image", "uint8", (8, 8, 3)), ("observation/pair/0", "int64", ()),
-        ("observation/pair/1", "int8", (2, 3)), ("action", "int64", (2,)), ("reward", "float32", ()),
-    ]  # fmt: skip
+        ("observation/deep/state", "float32", (4,)),
+        ("observation/image", "uint8", (8, 8, 3)),
+        ("observation/pair/0", "int64", ()),
+        ("observation/pair/1", "int8", (2, 3)),
+        ("action", "int64", (2,)),
+        ("reward", "float32", ()),
+    ]
     sample = observation.sample()
     for leaf, value in zip(leaves(signature.observation), flatten(signature.observation, sample, "observation"), strict=True):
         leaf.check(value)

@@ -16,7 +16,9 @@ def resolve(anchors, length):
 
 
 def steps_of(windows, i):
-    return list(zip(windows.rows[i, : windows.counts[i]].tolist(), windows.offsets[i, : windows.counts[i]].tolist(), strict=True))
+    return list(
+        zip(windows.rows[i, : windows.counts[i]].tolist(), windows.offsets[i, : windows.counts[i]].tolist(), strict=True)
+    )
 
 
 def test_one_step_windows_stay_in_their_chunk():

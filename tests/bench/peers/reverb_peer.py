@@ -1,7 +1,8 @@
 """DeepMind Reverb on HalfCheetah rows. Runs in an environment of its own (dm-reverb 0.14.0), driven by versus_reverb.py.
 
-Reads commands from stdin, one a line, answers each with one JSON line: `insert` appends every rollout as 2-step items into a new
-table and says steps a second; `sample` draws 256 transitions 200 times through TrajectoryDataset and says transitions a second.
+Reads commands from stdin, one a line, answers each with one JSON line: `insert` appends every rollout as 2-step items into
+a new table and says steps a second; `sample` draws 256 transitions 200 times through TrajectoryDataset and says transitions
+a second.
 The server is a process of its own, as a service would be.
 """
 
@@ -30,10 +31,12 @@ def insert(client, data, table: str) -> float:
             for t in range(length):
                 writer.append(
                     {
-                        "observation": data["observations"][row + t], "action": data["actions"][begin + t],
-                        "reward": data["rewards"][begin + t], "discount": np.float32(1),
+                        "observation": data["observations"][row + t],
+                        "action": data["actions"][begin + t],
+                        "reward": data["rewards"][begin + t],
+                        "discount": np.float32(1),
                     }
-                )  # fmt: skip
+                )
                 if t:
                     writer.create_item(table, 1.0, {name: column[-2:] for name, column in writer.history.items()})
                 steps += 1
@@ -49,10 +52,18 @@ def sample(port: int, table: str, batches: int = 200) -> float:
     import tensorflow as tf
 
     shapes = {"observation": (2, 17), "action": (2, 6), "reward": (2,), "discount": (2,)}
-    dataset = reverb.TrajectoryDataset(
-        f"localhost:{port}", table, dtypes=dict.fromkeys(shapes, tf.float32), shapes={k: tf.TensorShape(s) for k, s in shapes.items()},
-        max_in_flight_samples_per_worker=512, num_workers_per_iterator=4,
-    ).batch(256).prefetch(4)  # fmt: skip
+    dataset = (
+        reverb.TrajectoryDataset(
+            f"localhost:{port}",
+            table,
+            dtypes=dict.fromkeys(shapes, tf.float32),
+            shapes={k: tf.TensorShape(s) for k, s in shapes.items()},
+            max_in_flight_samples_per_worker=512,
+            num_workers_per_iterator=4,
+        )
+        .batch(256)
+        .prefetch(4)
+    )
     batch = iter(dataset)
     for _ in range(5):
         next(batch)
