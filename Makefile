@@ -57,7 +57,7 @@ bench: $(DEV)
 
 # What `make test` does in small, for longer: real rollouts, the server killed and every column compared, again and again.
 torture: $(DEV)
-	@$(BIN)/python tests/real_data.py --cheetah-episodes 20 --breakout-episodes 20 --kills 20
+	@$(BIN)/python tests/real_data.py --episodes 20 --kills 20
 
 clean:
 	rm -rf $(VENV) $(PROTOC) .pytest_cache .mypy_cache .ruff_cache .hypothesis

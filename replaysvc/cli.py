@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +31,6 @@ from replaysvc.types import TableStats
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 _STATUSES: dict[type[ReplayError], int] = {InvalidRequestError: 2, StorageError: 3, UnavailableError: 4}
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _READER = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)  # who only looks decodes nothing
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
@@ -97,14 +97,31 @@ def _serve(settings: Settings) -> None:
             "there is no authentication yet, so --insecure is needed to open it to others"
         )
     log = logging.getLogger(__name__)
-    # Blocked before the first thread is made, so that no thread takes them and one that comes early is not lost.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    with _bound(settings.data, settings) as (server, replay):
+    with _stop_signals() as await_signal, _bound(settings.data, settings) as (server, replay):
         server.start()
         log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
         print(f"listening on {server.address}", flush=True)
-        log.info("stopping at %s", signal.Signals(signal.sigwait(_STOPPING)).name)
+        log.info("stopping at %s", await_signal().name)
         server.stop(settings.grace_s)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], signal.Signals]]:
+    """Gives a function that waits for SIGTERM or SIGINT; one that came before it was called counts too.
+
+    Signals arrive as bytes at a socket, whatever thread the system gives them to. A handler that sets an Event could find
+    the Event's own lock held by the thread that it interrupts.
+    """
+    receiver, sender = socket.socketpair()
+    with receiver, sender:
+        sender.setblocking(False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        before = signal.set_wakeup_fd(sender.fileno())
+        try:
+            yield lambda: signal.Signals(receiver.recv(1)[0])
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _is_loopback(host: str) -> bool:

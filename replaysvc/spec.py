@@ -231,10 +231,10 @@ class Signature:
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise InvalidRequestError(f"signature: expected the JSON form of a signature, found {error!r}") from error
         assert isinstance(reward, FieldSpec)
-        return Signature(observation, action, reward=reward, **extras)  # type: ignore[arg-type]  # none is named reward: checked
+        return Signature(observation, action, reward=reward, **extras)
 
     @staticmethod
-    def from_env(env: Any, *, keep_float64: bool = False, **extras: Tree) -> "Signature":
+    def from_env(env: Any, *, keep_float64: bool = False, reward: FieldSpec = REWARD, **extras: Tree) -> "Signature":
         """Returns the signature of a Gymnasium environment, single or vector (then of one of its environments).
 
         float64 observations are declared float32, since their precision is an accident of the simulator more often than
@@ -250,6 +250,7 @@ class Signature:
         return Signature(
             tree_of_space(observation, "observation", keep_float64=keep_float64),
             tree_of_space(action, "action", keep_float64=True),
+            reward=reward,
             **extras,
         )
 

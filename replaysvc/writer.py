@@ -188,7 +188,7 @@ class Writer:
         self._sink.flush(timeout_s)
 
     def flush_due(self, *, at_once: bool = False) -> None:
-        """Sends a part-filled chunk that is older than `flush_interval_s`, or any with `at_once`; never blocks. For the sink."""
+        """Sends a part-filled chunk older than `flush_interval_s`, or any with `at_once`; never blocks. For the sink."""
         lock = self._lock
         if not self._n or not lock.acquire(blocking=False):
             return  # a writer that is busy right now will look at the time itself

@@ -13,8 +13,8 @@ from tests.chunk_builders import encode, one_column
 
 SESSION = b"session-00000001"
 NOW = 1_700_000_000.0
-BIG = 20_000  # bytes of a chunk of which few fit into a segment of SMALL_SEGMENT
 SMALL_SEGMENT = 1 << 17
+BIG = 20_000  # bytes of a chunk of which three, appended one by one, fill a segment of SMALL_SEGMENT
 
 
 @functools.cache

@@ -24,9 +24,8 @@ import numpy as np
 import replay_client
 from replay_client import FieldSpec, Signature, Transitions
 
-signature = Signature(
-    {"state": FieldSpec("state", (2,), np.float32), "image": FieldSpec("image", (4, 4), np.uint8)}, FieldSpec("action", (), np.int64)
-)
+observations = {"state": FieldSpec("state", (2,), np.float32), "image": FieldSpec("image", (4, 4), np.uint8)}
+signature = Signature(observations, FieldSpec("action", (), np.int64))
 
 def observation(t):
     return {"state": np.full(2, t, np.float32), "image": np.full((4, 4), t, np.uint8)}
@@ -73,9 +72,9 @@ def bare(tmp_path_factory):
     home = tmp_path_factory.mktemp("bare")
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", home, cwd=ROOT)
     (wheel,) = home.glob("*.whl")
-    run(sys.executable, "-m", "venv", home / "venv", cwd=home)
-    install = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt")
-    run(home / "venv/bin/python", *install, wheel, cwd=home)
+    run(sys.executable, "-m", "venv", "--without-pip", home / "venv", cwd=home)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", home / "venv/bin/python")
+    run(*pip, "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=home)
     return home / "venv/bin"
 
 

@@ -26,6 +26,8 @@ CONFIG = "config"  # parameter set: the hyper-parameters as JSON
 
 ACTING, EVALUATING = 1, 2  # streams of random numbers, which must never be the same
 
+_LAST_S = 20  # from a signal to the end of a process, if it does not end by itself
+
 
 def make_envs(config: Config, count: int) -> SyncVectorEnv:
     """Returns `count` environments stepped together, each reset by the caller, so that every episode has a known seed."""
@@ -80,6 +82,7 @@ def stop_on_signals() -> threading.Event:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
+        signal.alarm(_LAST_S)  # whose default action ends the process: a call may be riding out a service that ended too
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)

@@ -19,6 +19,8 @@ from replay_client.connection import Connection
 from replaysvc.codec.header import decoded_bytes
 from replaysvc.errors import (
     CapacityError,
+    ChunkCorruptError,
+    FormatVersionError,
     ReplayError,
     SequenceError,
     StorageError,
@@ -37,7 +39,8 @@ _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nob
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
 _MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
-_TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError)
+_TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError, StorageError)  # a restart may cure the last, too
+_PERMANENT = (ChunkCorruptError, FormatVersionError)  # which are StorageErrors, but what is refused once is refused again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Sender:
         self._urgent = self._closing = False
         self._permanent: ReplayError | None = None  # no chunk will ever be stored again: the thread has ended
         self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
+        self._failing: ReplayError | None = None  # what failed last, since `_failing_since`
         self._failing_since: float | None = None
         self._told = False  # whether a user has seen the permanent error
         self._writers: set[Writer] = set()
@@ -99,8 +103,10 @@ class Sender:
                     raise UnavailableError(f"flush: this writer's client was closed with {len(self._queue)} chunks not stored")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    count = len(self._queue)
-                    raise WaitTimeoutError(f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued")
+                    count, why = len(self._queue), f" ({self._failing})" if self._failing is not None else ""
+                    raise WaitTimeoutError(
+                        f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued{why}"
+                    )
                 self._changed.wait(left)
 
     def next_episode_key(self) -> int:
@@ -177,14 +183,14 @@ class Sender:
                     self._send()
                 self._succeeded()
                 pause_s = _FIRST_PAUSE_S
-            except _TRANSIENT as error:
+            except ReplayError as error:
+                if not isinstance(error, _TRANSIENT) or isinstance(error, _PERMANENT):
+                    log.error("table %s: chunks are refused: %s", self._table, error)
+                    return self._end(error)
                 self._failed(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing, pause_s)
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
-            except ReplayError as error:
-                log.error("table %s: chunks are refused: %s", self._table, error)
-                return self._end(error)
             except Exception as error:  # no thread, no storing: say so to whoever writes, rather than let them wait
                 log.exception("table %s: the sender failed", self._table)
                 return self._end(StorageError(f"table {self._table}: the sender failed ({error!r}); chunks are not stored"))
@@ -249,12 +255,13 @@ class Sender:
         self._changed.notify_all()
 
     def _succeeded(self) -> None:
-        self._failing_since = None
-        self._transient = None
+        with self._changed:
+            self._failing = self._transient = self._failing_since = None
 
     def _failed(self, error: ReplayError) -> None:
         now = time.monotonic()
         with self._changed:
+            self._failing = error
             if self._failing_since is None:
                 self._failing_since = now
                 log.warning("table %s: cannot append, trying again: %s", self._table, error)

@@ -51,7 +51,9 @@ class ChunkDecoder:
             data = memoryview(chunk)
             columns = []
             for i, (spec, payload) in enumerate(zip(self._signature.columns, header.payloads, strict=True)):
-                raw: Any = next(contents) if payload.stages & Stage.ZSTD else data[payload.start : payload.start + payload.stored]
+                raw: Any = (
+                    next(contents) if payload.stages & Stage.ZSTD else data[payload.start : payload.start + payload.stored]
+                )
                 columns.append(_decode_column(spec, rows_of(i, header.info.n_steps, self._signature), payload, raw))
             decoded.append(DecodedChunk(header, tuple(columns)))
         return decoded

@@ -43,7 +43,11 @@ class ChunkEncoder:
         Raises:
           InvalidRequestError: columns or sizes that do not fit the signature.
         """
-        if not 1 <= info.n_steps <= MAX_STEPS or len(info.metadata) > MAX_METADATA_BYTES or len(columns) != len(self._signature.columns):
+        if (
+            not 1 <= info.n_steps <= MAX_STEPS
+            or len(info.metadata) > MAX_METADATA_BYTES
+            or len(columns) != len(self._signature.columns)
+        ):
             raise InvalidRequestError(f"chunk: expected 1 to {MAX_STEPS} steps and {len(self._signature.columns)} columns")
         if sum(values.nbytes for values in columns) > MAX_RAW_BYTES:
             raise InvalidRequestError(f"chunk: expected at most {MAX_RAW_BYTES} bytes of columns; write fewer steps a chunk")
@@ -52,7 +56,10 @@ class ChunkEncoder:
         payloads = []
         for i, (spec, values) in enumerate(zip(self._signature.columns, columns, strict=True)):
             if values.shape != stored_shape(spec, rows_of(i, info.n_steps, self._signature)) or values.dtype != spec.dtype:
-                raise InvalidRequestError(f"chunk column {spec.name}: expected {spec.dtype}{list(spec.shape)} rows, found {values.dtype}{list(values.shape)}")
+                raise InvalidRequestError(
+                    f"chunk column {spec.name}: expected rows of {spec.dtype}{list(spec.shape)}, "
+                    f"found {values.dtype}{list(values.shape)}"
+                )
             payloads.append(self._encode_column(i, spec, values, decide))
         return write_chunk(info, payloads)
 
@@ -97,5 +104,3 @@ def _raw_bytes(column: StoredColumn, spec: FieldSpec, stages: Stage) -> bytes:
     else:
         body = b""
     return body if column.offsets is None else np.ascontiguousarray(column.offsets).tobytes() + body
-
-

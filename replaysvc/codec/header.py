@@ -90,7 +90,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """A checked header. fallbacks: columns declared float16 that are kept lossless here. raw_bytes: of all columns as declared."""
+    """A checked header. fallbacks: columns declared float16 but lossless here. raw_bytes: of all columns as declared."""
 
     info: ChunkInfo
     checksum: int
@@ -147,9 +147,13 @@ def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
     if hashed != signature.hash:
         raise SpecMismatchError("chunk signature", f"hash {signature.hash:016x}", f"{hashed:016x}")
     if not 1 <= n_steps <= MAX_STEPS or flags & ~3 or first_step >= 1 << 62 or policy < -1 or not math.isfinite(reward_sum):
-        raise ChunkCorruptError(f"chunk: a header field is out of range (n_steps {n_steps}, flags {flags}, first_step {first_step})")
+        raise ChunkCorruptError(
+            f"chunk: a header field is out of range (n_steps {n_steps}, flags {flags}, first_step {first_step})"
+        )
     if metadata_size > MAX_METADATA_BYTES or (metadata_size and first_step) or count != len(signature.columns):
-        raise ChunkCorruptError(f"chunk: expected {len(signature.columns)} columns, found {count}, and {metadata_size} bytes of metadata")
+        raise ChunkCorruptError(
+            f"chunk: expected {len(signature.columns)} columns, found {count}, and {metadata_size} bytes of metadata"
+        )
     at = PREFIX.size + FIXED.size
     start = at + DESCRIPTOR.size * count + metadata_size
     if start > len(data):
@@ -162,7 +166,9 @@ def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
         known = bits & ~31 == 0 and reserved_bytes == b"\0\0\0"
         stages = Stage(bits & 31)
         cast = bool(stages & Stage.CAST)
-        honest = known and (not cast or spec.cast) and (cast or not stages & Stage.OFFSETS) and raw == raw_size(spec, rows, stages)
+        honest = (
+            known and (not cast or spec.cast) and (cast or not stages & Stage.OFFSETS) and raw == raw_size(spec, rows, stages)
+        )
         if not honest or raw_bytes > MAX_RAW_BYTES or (not stages & Stage.ZSTD and stored != raw):
             raise ChunkCorruptError(f"chunk: the descriptor of column {spec.name} does not fit the signature")
         fallbacks += spec.cast and not cast

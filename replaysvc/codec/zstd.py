@@ -57,4 +57,6 @@ def _check_frame(frame: memoryview, size: int) -> None:
     except zstandard.ZstdError as error:
         raise ChunkCorruptError(f"chunk: a column is no zstd frame: {error}") from error
     if parameters.content_size != size or parameters.window_size > max(_MAX_WINDOW, size) or parameters.dict_id:
-        raise ChunkCorruptError(f"chunk: expected a zstd frame of {size} bytes, found one that states {parameters.content_size}")
+        raise ChunkCorruptError(
+            f"chunk: expected a zstd frame of {size} bytes, found one that states {parameters.content_size}"
+        )

@@ -62,7 +62,7 @@ def _abort(error: Exception, context: Any) -> None:
     if isinstance(error, ReplayError):
         context.set_trailing_metadata(((ERROR_KEY, error.name),))
         context.abort(grpc.StatusCode[error.grpc_status], _shortened(str(error)))
-    if isinstance(error, grpc.RpcError):  # the caller is gone
+    if isinstance(error, grpc.RpcError) or context.code() is not None:  # the caller is gone, or was told already
         raise error
     number = uuid.uuid4().hex[:12]
     log.error("request %s failed", number, exc_info=error)

@@ -62,6 +62,14 @@ class Filesystem:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def reserve(self, path: Path, size: int) -> None:
+        """Makes sure that the first `size` bytes of a file, made if absent, have their place on the disk."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)
+        finally:
+            os.close(handle)
+
     def can_grow(self, path: Path) -> bool:
         """Returns whether the disk has room for one more page of a file; leaves the file a page longer if it has."""
         try:

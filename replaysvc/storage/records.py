@@ -13,9 +13,9 @@ from replaysvc.types import Array
 
 INDEX_DTYPE = np.dtype(
     [
-        ("chunk_id", "<i8"), ("position", "<i8"), ("episode_id", "<i8"), ("first_step", "<i8"), ("n_steps", "<i4"), ("flags", "<u4"),
-        ("policy_version", "<i8"), ("return_after", "<f8"), ("committed_at_s", "<f8"), ("stored_bytes", "<u4"), ("fallbacks", "<u4"),
-        ("checksum", "<u8"),
+        ("chunk_id", "<i8"), ("position", "<i8"), ("episode_id", "<i8"), ("first_step", "<i8"), ("n_steps", "<i4"),
+        ("flags", "<u4"), ("policy_version", "<i8"), ("return_after", "<f8"), ("committed_at_s", "<f8"),
+        ("stored_bytes", "<u4"), ("fallbacks", "<u4"), ("checksum", "<u8"),
     ]
 )  # fmt: skip
 """What the index knows of a chunk; FORMAT.md tells each field."""
@@ -50,18 +50,21 @@ def pack_index(index: Array) -> list[bytes]:
 def unpack_index(records: list[bytes]) -> tuple[Array, int]:
     """Returns (INDEX_DTYPE [n], how many records were damaged and are left out)."""
     size = INDEX_DTYPE.itemsize
-    good = [r for r in records if len(r) == STORED_INDEX_DTYPE.itemsize and CHECKSUM.unpack_from(r, size)[0] == checksum(memoryview(r)[:size])]
-    stored = np.frombuffer(b"".join(good), STORED_INDEX_DTYPE)
-    index = np.empty(len(stored), INDEX_DTYPE)
+    whole = [record for record in records if len(record) == STORED_INDEX_DTYPE.itemsize]
+    stored = np.frombuffer(b"".join(whole), STORED_INDEX_DTYPE)
+    found = np.fromiter((checksum(record[:size]) for record in whole), np.uint64, len(whole))
+    good = stored[stored["record_checksum"] == found]
+    index = np.empty(len(good), INDEX_DTYPE)
     for name in INDEX_DTYPE.names or ():
-        index[name] = stored[name]
+        index[name] = good[name]
     return index, len(records) - len(good)
 
 
 def pack_episode(entry: EpisodeEntry) -> bytes:
     """Returns the stored record of an episode."""
     actor = entry.actor.encode()
-    head = EPISODE.pack(entry.episode_id, entry.session_id, entry.episode_key, entry.started_at_s, len(actor), len(entry.metadata))
+    sizes = len(actor), len(entry.metadata)
+    head = EPISODE.pack(entry.episode_id, entry.session_id, entry.episode_key, entry.started_at_s, *sizes)
     body = head + actor + entry.metadata
     return body + CHECKSUM.pack(checksum(body))
 

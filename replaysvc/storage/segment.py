@@ -13,7 +13,7 @@ from typing import Any
 import lmdb
 
 from replaysvc.codec import steps_of
-from replaysvc.errors import CapacityError, ReplayError, StorageError
+from replaysvc.errors import CapacityError, ChunkCorruptError, FormatVersionError, ReplayError, StorageError
 from replaysvc.storage.filesystem import DISK_FULL, Filesystem
 from replaysvc.storage.records import (
     KEY,
@@ -31,8 +31,17 @@ from replaysvc.types import Array
 
 MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
 ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
+FORMAT = 1
 _MAX_READERS = 256
+_LOCK_BYTES = 64 << 10  # more than LMDB's table of that many readers takes
 _NAMES = (b"chunks", b"index", b"episodes", b"sessions", b"meta")
+_DAMAGED = (  # what LMDB says of a file that is not as it wrote it
+    lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, lmdb.BadTxnError,
+    lmdb.NotFoundError,
+)  # fmt: skip
+
+Marks = Mapping[bytes, tuple[int, float]]
+"""Session id -> (last sequence, time of it)."""
 
 
 class Segment:
@@ -42,7 +51,7 @@ class Segment:
         """Opens the segment at `path`, for appending unless it is sealed.
 
         Raises:
-          StorageError: it cannot be opened, or its file is shorter than it says.
+          ChunkCorruptError: it is damaged. FormatVersionError: of a newer format. StorageError: it cannot be opened now.
         """
         self.path, self._filesystem, self._map_size = path, filesystem, segment_bytes + ROOM
         self._full_bytes = segment_bytes
@@ -50,28 +59,35 @@ class Segment:
         self._pins = 0
         self._closing = False
         self._failed = ""
-        self._open(readonly=False)
+        self._open(readonly=True)
         try:
             self.meta: Mapping[str, Any] = unpack_meta(self._get_meta(b"segment") or b"") or {}
             self.sealed = self._get_meta(b"footer") is not None
             if not self.meta:
-                raise StorageError(f"segment {path}: its description is missing or damaged")
+                raise ChunkCorruptError(f"segment {path}: its description is missing or damaged")
+            if self.meta["format"] > FORMAT:
+                raise FormatVersionError(f"segment {path}: expected format version {FORMAT}, found {self.meta['format']}")
         except ReplayError:
             self.close()
             raise
-        if self.sealed:
+        if not self.sealed:
             self._environment.close()
-            self._open(readonly=True)
+            self._open(readonly=False)
 
     @staticmethod
-    def create(path: Path, scratch: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Mapping[bytes, tuple[int, float]]) -> "Segment":
+    def create(
+        path: Path, scratch: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
+    ) -> "Segment":
         """Builds a segment in `scratch`, durable before it gets its name, and returns it open."""
         build = scratch / path.name
-        with _translated(build, filesystem):
+        with _translated(scratch, filesystem, build / "data.mdb"):
+            if path.exists():  # an earlier attempt failed after the rename: it is whole, and empty
+                filesystem.fsync_directory(path.parent)
+                return Segment(path, filesystem, segment_bytes)
             if build.exists():
                 filesystem.remove_tree(build)
             build.mkdir(mode=0o700)
-            environment = _environment(build, segment_bytes + ROOM, readonly=False)
+            environment = _environment(build, segment_bytes + ROOM, filesystem, readonly=False)
             try:
                 with environment.begin(write=True) as transaction:
                     databases = {name: environment.open_db(name, transaction) for name in _NAMES}
@@ -88,16 +104,16 @@ class Segment:
         return Segment(path, filesystem, segment_bytes)
 
     def _open(self, *, readonly: bool) -> None:
-        with _translated(self.path, self._filesystem):
+        with _translated(self.path, self._filesystem, reading=True):
             if not (self.path / "data.mdb").stat().st_size:
-                raise StorageError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
-            self._environment = _environment(self.path, self._map_size, readonly=readonly)
+                raise ChunkCorruptError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
+            self._environment = _environment(self.path, self._map_size, self._filesystem, readonly=readonly)
             try:
                 # a read past the end of a torn file would be a SIGBUS, not an exception
                 wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
                 found = (self.path / "data.mdb").stat().st_size
                 if found < wanted:
-                    raise StorageError(f"segment {self.path}: expected a file of at least {wanted} bytes, found {found}")
+                    raise ChunkCorruptError(f"segment {self.path}: expected a file of at least {wanted} bytes, found {found}")
                 # each in a transaction of its own: a handle lives on only if its transaction is committed
                 self._databases = {name: self._environment.open_db(name, create=False) for name in _NAMES}
             except BaseException:
@@ -105,14 +121,14 @@ class Segment:
                 raise
 
     def _get_meta(self, key: bytes) -> bytes | None:
-        with _translated(self.path, self._filesystem), self._environment.begin(db=self._databases[b"meta"]) as transaction:
+        with self._reading(b"meta") as transaction:
             value: bytes | None = transaction.get(key)
         return value
 
     @property
     def used_bytes(self) -> int:
         """Returns the bytes of pages in use."""
-        with self._pinned():
+        with self._pinned(), _translated(self.path, self._filesystem):
             return int((self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     @property
@@ -120,16 +136,15 @@ class Segment:
         """Returns whether the next append belongs to another segment."""
         return self.used_bytes >= self._full_bytes
 
-    def append(
-        self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, tuple[int, float]]
-    ) -> None:
+    def append(self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Marks) -> None:
         """Adds chunks in one transaction; durable on return, nothing of it visible on failure.
 
         Raises:
           CapacityError: no space on the disk. StorageError: any other failure; the segment takes no more until reopened.
         """
         if self._failed:
-            raise StorageError(f"segment {self.path}: it takes no more data after a failed write ({self._failed}); restart the service")
+            failed = f"it takes no more data after a failed write ({self._failed}); restart the service"
+            raise StorageError(f"segment {self.path}: {failed}")
         databases = self._databases
         try:
             with self._pinned(), _translated(self.path, self._filesystem):  # a table may be deleted under the commit
@@ -173,51 +188,57 @@ class Segment:
 
     def read(self, chunk_ids: Sequence[int]) -> list[bytes | None]:
         """Returns the chunks' bytes, None for one that is not here."""
-        with self._pinned(), _translated(self.path, self._filesystem):
-            with self._environment.begin(db=self._databases[b"chunks"], buffers=True) as transaction:
-                views = (transaction.get(KEY.pack(chunk_id)) for chunk_id in chunk_ids)
-                return [None if view is None else bytes(view) for view in views]
+        with self._reading(b"chunks", buffers=True) as transaction:
+            views = (transaction.get(KEY.pack(chunk_id)) for chunk_id in chunk_ids)
+            return [None if view is None else bytes(view) for view in views]
 
     def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
         """Returns an episode's entry if it is here and intact."""
-        with self._pinned(), _translated(self.path, self._filesystem):
-            with self._environment.begin(db=self._databases[b"episodes"]) as transaction:
-                record = transaction.get(KEY.pack(episode_id))
+        with self._reading(b"episodes") as transaction:
+            record = transaction.get(KEY.pack(episode_id))
         return None if record is None else unpack_episode(record)
 
     def load_index(self) -> tuple[Array, int]:
         """Returns the index records and how many damaged ones were left out."""
-        return unpack_index([value for _, value in self._items(b"index")])
+        return unpack_index(self._values(b"index"))
 
     def load_episodes(self) -> tuple[list[EpisodeEntry], int]:
         """Returns the episode entries and how many damaged ones were left out."""
-        entries = [unpack_episode(value) for _, value in self._items(b"episodes")]
+        entries = [unpack_episode(value) for value in self._values(b"episodes")]
         good = [entry for entry in entries if entry is not None]
         return good, len(entries) - len(good)
 
     def load_sessions(self) -> tuple[dict[bytes, tuple[int, float]], int]:
         """Returns the marks of sessions, (last sequence, time) each, and how many damaged ones were left out."""
-        marks = {bytes(key): unpack_session(bytes(key), value) for key, value in self._items(b"sessions")}
+        with self._reading(b"sessions") as transaction:
+            marks = {key: unpack_session(key, value) for key, value in transaction.cursor().iternext()}
         good = {session_id: mark for session_id, mark in marks.items() if mark is not None}
         return good, len(marks) - len(good)
 
     def last_key(self, name: bytes) -> int:
         """Returns the last key of `chunks`, `index` or `episodes`, -1 if there is none: an id that was given out."""
-        with self._pinned(), _translated(self.path, self._filesystem):
-            with self._environment.begin(db=self._databases[name]) as transaction, transaction.cursor() as cursor:
-                return int(KEY.unpack(cursor.key())[0]) if cursor.last() else -1
+        with self._reading(name) as transaction, transaction.cursor() as cursor:
+            return int(KEY.unpack(cursor.key())[0]) if cursor.last() else -1
 
     def steps_after(self, chunk_id: int) -> int:
         """Returns the steps of all chunks above `chunk_id`, by what the chunks themselves say."""
-        with self._pinned(), _translated(self.path, self._filesystem):
-            with self._environment.begin(db=self._databases[b"chunks"]) as transaction, transaction.cursor() as cursor:
-                found = cursor.set_range(KEY.pack(chunk_id + 1))
-                return sum(steps_of(chunk) for chunk in cursor.iternext(keys=False)) if found else 0
+        with self._reading(b"chunks") as transaction, transaction.cursor() as cursor:
+            found = cursor.set_range(KEY.pack(chunk_id + 1))
+            return sum(steps_of(chunk) for chunk in cursor.iternext(keys=False)) if found else 0
 
-    def _items(self, name: bytes) -> list[tuple[bytes, bytes]]:
-        with self._pinned(), _translated(self.path, self._filesystem):
-            with self._environment.begin(db=self._databases[name]) as transaction:
-                return list(transaction.cursor().iternext())
+    def _values(self, name: bytes) -> list[bytes]:
+        with self._reading(name) as transaction:
+            return list(transaction.cursor().iternext(keys=False))
+
+    @contextmanager
+    def _reading(self, name: bytes, *, buffers: bool = False) -> Iterator[Any]:
+        """Yields a short read transaction on a database; what it gives as buffers must not leave it."""
+        with (
+            self._pinned(),
+            _translated(self.path, self._filesystem, reading=True),
+            self._environment.begin(db=self._databases[name], buffers=buffers) as transaction,
+        ):
+            yield transaction
 
     @contextmanager
     def _pinned(self) -> Iterator[None]:
@@ -238,7 +259,10 @@ class Segment:
             self._environment.close()
 
 
-def _environment(path: Path, map_size: int, *, readonly: bool) -> Any:
+def _environment(path: Path, map_size: int, filesystem: Filesystem, *, readonly: bool) -> Any:
+    if not readonly:
+        # LMDB writes to this file through memory; where the disk had no place for that, the process would die of SIGBUS
+        filesystem.reserve(path / "lock.mdb", _LOCK_BYTES)
     return lmdb.open(
         str(path), map_size=map_size, max_dbs=len(_NAMES), max_readers=_MAX_READERS, readonly=readonly, lock=not readonly,
         lib_version=0, mode=0o600, max_spare_txns=8,
@@ -246,14 +270,21 @@ def _environment(path: Path, map_size: int, *, readonly: bool) -> Any:
 
 
 @contextmanager
-def _translated(path: Path, filesystem: Filesystem) -> Iterator[None]:
-    """Turns failures of LMDB and of the file system into errors of this project."""
+def _translated(path: Path, filesystem: Filesystem, written: Path | None = None, *, reading: bool = False) -> Iterator[None]:
+    """Turns failures of LMDB and of the file system into errors of this project.
+
+    `written` is the file that is written to, if not the segment's own. `reading` tells what is damaged from what merely
+    failed. A write that fails says nothing of what is stored.
+    """
     try:
         yield
     except (lmdb.MapFullError, lmdb.DiskError, lmdb.Error, OSError) as error:
         full = isinstance(error, lmdb.MapFullError | lmdb.DiskError) or getattr(error, "errno", None) in DISK_FULL
         full = full or any(word in str(error) for word in ("No space left", "File too large", "quota"))
         # where the disk takes only part of a write, LMDB says EIO, as if the disk were broken
-        if full or ("Input/output error" in str(error) and not filesystem.can_grow(path / "data.mdb")):
-            raise CapacityError(f"store {path}: the disk is full ({error}); free {filesystem.free_bytes(path)} bytes") from error
-        raise StorageError(f"store {path}: {error}") from error
+        broken = "Input/output error" in str(error)
+        if full or (broken and not reading and not filesystem.can_grow(written or path / "data.mdb")):
+            free = filesystem.free_bytes(path)
+            raise CapacityError(f"store {path}: the disk is full ({error}); free {free} bytes") from error
+        damaged = broken or isinstance(error, (*_DAMAGED, FileNotFoundError))
+        raise (ChunkCorruptError if reading and damaged else StorageError)(f"store {path}: {error}") from error

@@ -15,7 +15,8 @@ from typing import Any
 from replaysvc.errors import CapacityError, FormatVersionError, ReplayError, StorageError, StoreLockedError
 from replaysvc.storage.filesystem import DISK_FULL, Filesystem, refuse_remote
 from replaysvc.storage.params import ParamsStore
-from replaysvc.storage.table_store import FORMAT, TableStore
+from replaysvc.storage.segment import FORMAT
+from replaysvc.storage.table_store import TableStore
 
 _BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
 _DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
@@ -54,6 +55,7 @@ class Store:
 
     def _claim(self) -> None:
         """Makes or checks the FORMAT file, and takes the lock."""
+        refuse_remote(self.path)
         if self.path.exists():
             if not self.path.is_dir():
                 raise StorageError(f"store {self.path}: expected a directory, found a file")
@@ -69,7 +71,6 @@ class Store:
             self.path.mkdir(mode=0o700, parents=True)
             for path in made:
                 self._filesystem.fsync_directory(path.parent)
-        refuse_remote(self.path)
         self._lock_handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """The chunks of one table on disk: a chain of segments, the last of which is appended to."""
 
 import bisect
+import contextlib
 import json
 import logging
 import threading
@@ -11,19 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.errors import StorageError
+from replaysvc.errors import ChunkCorruptError, StorageError
 from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import INDEX_DTYPE, EpisodeEntry
-from replaysvc.storage.segment import ROOM, Segment
+from replaysvc.storage.segment import FORMAT, ROOM, Segment
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 MAX_SESSIONS = 65_536  # marks carried into a new segment: the most recent ones, no older than a day
 _SESSION_AGE_S = 86_400.0
 _LOST = 1 << 32  # chunk ids and positions skipped for each lost segment at the end, so that none is given out twice
-_MIN_EPISODE_BYTES = 256  # an episode has an entry, a chunk of two columns and an index record: bounds the episodes of a lost segment
+_MIN_EPISODE_BYTES = 256  # entry, a chunk of two columns and its index record: bounds the episodes of a lost segment
 _ENDED = 3  # flags of a chunk that ends its episode
 
 
@@ -42,7 +42,9 @@ class LoadedTable:
 class TableStore:
     """One table's directory. Reading is thread-safe; `append` and `remove_before` belong to the committer's thread."""
 
-    def __init__(self, path: Path, scratch: Path, trash: Path, quarantine: Path, filesystem: Filesystem, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, scratch: Path, trash: Path, quarantine: Path, filesystem: Filesystem, *, clock: Callable[[], float]
+    ) -> None:
         description = json.loads((path / "table.json").read_bytes())
         self.name: str = description["name"]
         self.description: dict[str, Any] = description["description"]
@@ -69,34 +71,35 @@ class TableStore:
         """Returns the bytes that the table's files take."""
         with self._lock:
             paths = [segment.path / "data.mdb" for segment in self._segments]
-        return sum(path.stat().st_blocks * 512 for path in paths if path.exists())
+        total = 0
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                total += path.stat().st_blocks * 512
+        return total
 
     def load(self) -> LoadedTable:
-        """Opens all segments and returns what their index, episode and session records say; reads no chunk."""
+        """Opens all segments and returns what their index, episode and session records say; reads no chunk.
+
+        A damaged segment is moved to `quarantine/`, and the others go on.
+
+        Raises:
+          StorageError: a segment cannot be opened for another reason, such as too many open files; nothing was moved.
+        """
         episodes: dict[int, EpisodeEntry] = {}
         indexes = []
         lost = 0  # segments after the last good one
         for path in sorted(self._path.glob("seg-*")):
             try:
-                segment = Segment(path, self._filesystem, self._segment_bytes)
-            except StorageError as error:
+                index, entries, marks = self._load_segment(path)
+            except ChunkCorruptError as error:
                 self._set_aside(path, error)
                 lost += 1
                 continue
             lost = 0
-            index, damaged = segment.load_index()
-            entries, damaged_entries = segment.load_episodes()
-            marks, damaged_marks = segment.load_sessions()
-            if damaged := damaged + damaged_entries + damaged_marks:
-                self.damaged_records += damaged
-                log.error("segment %s: %d damaged records are left out", path, damaged)
             indexes.append(index)
             episodes |= {entry.episode_id: entry for entry in entries}
             for session_id, mark in marks.items():
                 self._sessions[session_id] = max(mark, self._sessions.get(session_id, (-1, 0.0)))
-            self._segments.append(segment)
-            self._advance(index, segment.meta)
-            self._advance_past_damage(index, segment)
         if lost:
             most_episodes = (self._segment_bytes + ROOM) // _MIN_EPISODE_BYTES
             skipped = {"first_chunk_id": _LOST, "next_position": _LOST, "next_episode_id": most_episodes}
@@ -112,6 +115,26 @@ class TableStore:
             self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"],
         )  # fmt: skip
 
+    def _load_segment(self, path: Path) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]]:
+        """Opens a segment and takes it into the chain; returns its index, episodes and sessions."""
+        segment = Segment(path, self._filesystem, self._segment_bytes)
+        try:
+            if segment.meta["table"] != self._uuid:
+                raise ChunkCorruptError(f"segment {path}: it belongs to another table")
+            index, damaged = segment.load_index()
+            entries, damaged_entries = segment.load_episodes()
+            marks, damaged_marks = segment.load_sessions()
+            self._advance(index, segment.meta)
+            self._advance_past_damage(index, segment)
+        except StorageError:
+            segment.close()
+            raise
+        self._segments.append(segment)
+        if damaged := damaged + damaged_entries + damaged_marks:
+            self.damaged_records += damaged
+            log.error("segment %s: %d damaged records are left out", path, damaged)
+        return index, entries, marks
+
     def _advance(self, index: Array, meta: Mapping[str, Any]) -> None:
         self._next = {name: max(value, int(meta[name])) for name, value in self._next.items()}
         if len(index):
@@ -120,7 +143,7 @@ class TableStore:
             self._next = {name: max(value, end) for (name, value), end in zip(self._next.items(), ends, strict=True)}
 
     def _advance_past_damage(self, index: Array, segment: Segment) -> None:
-        """Moves the next ids past those whose records are damaged: the keys tell what was given out, the chunks how long they are."""
+        """Moves the next ids past those whose records are damaged: keys tell what was given out, chunks how long they are."""
         last_chunk_id, last_episode_id = segment.last_key(b"index"), segment.last_key(b"episodes")
         last_good = int(index["chunk_id"][-1]) if len(index) else int(segment.meta["first_chunk_id"]) - 1
         if last_chunk_id > last_good:
@@ -139,7 +162,9 @@ class TableStore:
     def _renumber(self) -> None:
         self._first_ids = np.array([int(segment.meta["first_chunk_id"]) for segment in self._segments], np.int64)
 
-    def append(self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]) -> None:
+    def append(
+        self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]
+    ) -> None:
         """Stores chunks with their index records, the entries of new episodes and the sessions' marks: all, durably, or none.
 
         Raises:
@@ -150,7 +175,8 @@ class TableStore:
         segment = self._active()
         new = {entry.episode_id: entry for entry in episodes}
         touched = np.unique(index["episode_id"]).tolist()
-        carried = [self._open_episodes[number] for number in touched if number not in self._in_active and number in self._open_episodes]
+        elsewhere = (number for number in touched if number not in self._in_active)
+        carried = [self._open_episodes[number] for number in elsewhere if number in self._open_episodes]
         segment.append(index, chunks, [*carried, *episodes], marks)
         self._sessions |= marks
         self._open_episodes |= new
@@ -163,9 +189,11 @@ class TableStore:
     def _active(self) -> Segment:
         """Returns the segment to append to, after sealing a full one and making the next."""
         if self._segments and not self._segments[-1].sealed:
-            if not self._segments[-1].full:
-                return self._segments[-1]
-            self._segments[-1].seal(self._next)
+            active = self._segments[-1]
+            # one that holds no chunk goes on though the marks of many sessions fill it: the next would have the same name
+            if not active.full or active.meta["first_chunk_id"] == self._next["first_chunk_id"]:
+                return active
+            active.seal(self._next)
         meta = {"format": FORMAT, "table": self._uuid, **self._next}
         path = self._path / f"seg-{self._next['first_chunk_id']:020d}"
         segment = Segment.create(path, self._scratch, self._filesystem, self._segment_bytes, meta, self._recent_sessions())

@@ -14,7 +14,9 @@ import replaysvc
 from dqn.rundir import Evaluation, Metrics, RunDirectory
 from replaysvc.demo import Children, run_demo
 
-RUN = "import sys; from pathlib import Path; from replaysvc.demo import run_demo; sys.exit(run_demo(directory=Path(sys.argv[1])))"
+RUN = (
+    "import sys; from pathlib import Path; from replaysvc.demo import run_demo; sys.exit(run_demo(directory=Path(sys.argv[1])))"
+)
 
 
 def processes_of(directory):

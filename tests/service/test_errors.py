@@ -36,7 +36,7 @@ def client(serve, connect):
 
 
 def error_from(call, client):
-    with pytest.raises(Exception) as info:  # noqa: B017, PT011 - the test compares the class
+    with pytest.raises(Exception) as info:
         call(client)
     return info.value
 

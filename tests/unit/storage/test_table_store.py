@@ -163,83 +163,176 @@ def test_chunk_id_that_is_taken_is_not_overwritten(path):
 # -- many segments --------------------------------------------------------------------------------------------------------
 
 
+def names(path):
+    return [segment.name for segment in segments(path)]
+
+
 def test_full_segment_is_sealed_and_the_next_begins_with_the_next_chunk(path):
     store, table = make_table(path)
-    append_each(table, 0, 20)
-    names = [segment.name for segment in segments(path)]
-    assert len(names) >= 4
-    assert table.segment_count == len(names)
-    firsts = [int(name.removeprefix("seg-")) for name in names]
-    assert firsts[0] == 0
-    assert sorted(set(firsts)) == firsts
-    assert names[0] == "seg-00000000000000000000"
-    assert all((segment / "data.mdb").stat().st_size < (1 << 17) + 2 * BIG + (1 << 16) for segment in segments(path))
-    assert table.disk_bytes >= 20 * BIG
+    append_each(table, 0, 10)
+    assert names(path) == [f"seg-{k:020d}" for k in (0, 3, 6, 9)]
+    assert table.segment_count == 4
+    assert 10 * BIG < table.disk_bytes < 30 * BIG
     store.close()
     store, table, loaded = reopen(path)
-    check(table, loaded, 20, size=BIG)
-    append_each(table, 20, 25)
+    check(table, loaded, 10, size=BIG)
+    append_each(table, 10, 14)
+    assert names(path) == [f"seg-{k:020d}" for k in (0, 3, 6, 9, 12)]
     store.close()
     store, table, loaded = reopen(path)
-    check(table, loaded, 25, size=BIG)
+    check(table, loaded, 14, size=BIG)
     store.close()
 
 
-def test_store_reopened_after_every_chunk_has_the_same_segments(path, tmp_path):
+def test_store_reopened_after_every_chunk_has_the_same_segments(path):
     make_table(path)[0].close()
-    for k in range(12):
+    for k in range(8):
         store, table, loaded = reopen(path)
         check(table, loaded, k, size=BIG)
         append(table, k, k + 1, size=BIG)
         store.close()
-    store, table = make_table(tmp_path / "other")
-    append_each(table, 0, 12)
-    assert [segment.name for segment in segments(path)] == [segment.name for segment in segments(tmp_path / "other")]
+    assert names(path) == [f"seg-{k:020d}" for k in (0, 3, 6)]
+
+
+def test_batch_much_larger_than_a_segment_still_goes_in_whole(path):
+    """A segment may grow past its size by one batch: a batch is never split."""
+    store, table = make_table(path)
+    append(table, 0, 60, size=BIG)
+    assert names(path) == ["seg-00000000000000000000"]
+    append(table, 60, 61, size=BIG)
+    assert names(path) == ["seg-00000000000000000000", "seg-00000000000000000060"]
+    store.close()
+    store, table, loaded = reopen(path)
+    check(table, loaded, 61, size=BIG)
     store.close()
 
 
-def grow_one_episode(table, chunks):
-    """One long episode, in one transaction a chunk; returns how many segments it spans."""
-    for k in range(chunks):
+def append_to_one_episode(table, start, stop):
+    """Episode 0 alone, which never ends, in one transaction a chunk."""
+    for k in range(start, stop):
         records = index(k, k + 1, BIG)
         records["episode_id"], records["first_step"], records["flags"] = 0, 4 * k, 0
         table.append(records, [chunk(k, BIG)], [entry(0)] if k == 0 else [], {SESSION: k})
-    return table.segment_count
 
 
-def test_episode_that_goes_on_in_later_segments_keeps_its_entry_when_the_first_is_removed(path):
+def test_entry_of_an_episode_that_goes_on_is_carried_into_every_later_segment(path):
     store, table = make_table(path)
-    assert grow_one_episode(table, 20) >= 3
-    last = int(segments(path)[-1].name.removeprefix("seg-"))
-    assert table.remove_before(last) == table_before(path, table)
+    append_to_one_episode(table, 0, 8)
+    assert table.segment_count == 3
+    assert table.remove_before(6) == 2
     assert table.read_episode_entry(0) == entry(0)
     store.close()
     store, table, loaded = reopen(path)
     assert loaded.episodes == [entry(0)]
-    assert loaded.index["chunk_id"].tolist() == list(range(last, 20))
+    assert loaded.index["chunk_id"].tolist() == [6, 7]
     store.close()
 
 
-def table_before(path, table):
-    """How many segments a removal took, by what is left: all but the one being written."""
-    assert table.segment_count == len(segments(path)) == 1
-    return REMOVED
-
-
-REMOVED = 3
-
-
-def test_entry_is_carried_over_a_restart_too(path):
+def test_entry_is_carried_across_a_restart(path):
     store, table = make_table(path)
-    grow_one_episode(table, 4)
+    append_to_one_episode(table, 0, 3)
     store.close()
     store, table, _ = reopen(path)
-    for k in range(4, 16):
-        records = index(k, k + 1, BIG)
-        records["episode_id"], records["first_step"], records["flags"] = 0, 4 * k, 0
-        table.append(records, [chunk(k, BIG)], [], {SESSION: k})
-    table.remove_before(int(segments(path)[-1].name.removeprefix("seg-")))
+    append_to_one_episode(table, 3, 5)
+    table.remove_before(3)
     store.close()
     store, table, loaded = reopen(path)
     assert loaded.episodes == [entry(0)]
+    store.close()
+
+
+def test_entry_of_an_episode_that_ended_is_not_carried(path):
+    """Each segment of this history holds one whole episode."""
+    store, table = make_table(path)
+    append_each(table, 0, 7)
+    table.remove_before(6)
+    assert [table.read_episode_entry(number) for number in range(3)] == [None, None, entry(2)]
+    store.close()
+
+
+def test_marks_of_sessions_are_carried_into_later_segments(path):
+    store, table = make_table(path)
+    append(table, 0, 1, size=BIG, session=b"another session!")
+    append_each(table, 1, 7)
+    table.remove_before(6)
+    store.close()
+    store, table, loaded = reopen(path)
+    assert loaded.sessions == {b"another session!": 0, SESSION: 6}
+    store.close()
+
+
+def test_marks_older_than_a_day_are_left_behind(path):
+    now = [NOW]
+    store, table = make_table(path, clock=lambda: now[0])
+    append(table, 0, 1, size=BIG, session=b"an old session!!")
+    now[0] = NOW + 1
+    append(table, 1, 2, size=BIG, session=b"a young session!")
+    now[0] = NOW + DAY + 0.5
+    append_each(table, 2, 4)
+    table.remove_before(3)
+    store.close()
+    store, table, loaded = reopen(path)
+    assert loaded.sessions == {b"a young session!": 1, SESSION: 3}
+    store.close()
+
+
+def test_most_recent_marks_are_kept_when_there_are_too_many(path, monkeypatch):
+    monkeypatch.setattr("replaysvc.storage.table_store.MAX_SESSIONS", 2)
+    now = [NOW]
+    store, table = make_table(path, clock=lambda: now[0])
+    for k in range(4):
+        now[0] += 1
+        append(table, k, k + 1, size=BIG, session=b"session number %d" % k)
+    table.remove_before(3)
+    store.close()
+    store, table, loaded = reopen(path)
+    assert loaded.sessions == {b"session number 1": 1, b"session number 2": 2, b"session number 3": 3}
+    store.close()
+
+
+def test_removing_gives_the_disk_back_and_reads_of_what_is_gone_give_none(path):
+    store, table = make_table(path)
+    append_each(table, 0, 12)
+    before = table.disk_bytes
+    assert table.remove_before(6) == 2
+    assert names(path) == [f"seg-{k:020d}" for k in (6, 9)]
+    assert list((path / "trash").iterdir()) == []
+    assert table.disk_bytes < before * 0.6
+    assert table.read(np.arange(12)) == [None] * 6 + [chunk(k, BIG) for k in range(6, 12)]
+    store.close()
+    store, table, loaded = reopen(path)
+    check(table, loaded, 12, start=6, size=BIG)
+    store.close()
+
+
+@pytest.mark.parametrize("before, left", [(0, 4), (2, 4), (3, 3), (5, 3), (9, 1), (11, 1), (10_000, 1)])
+def test_only_segments_that_hold_nothing_newer_are_removed(path, before, left):
+    """Segments begin at 0, 3, 6 and 9; the one that is written to stays whatever happens."""
+    store, table = make_table(path)
+    append_each(table, 0, 12)
+    assert table.remove_before(before) == 4 - left
+    assert table.segment_count == left
+    assert table.remove_before(before) == 0
+    append_each(table, 12, 13)
+    assert table.read(np.array([11, 12])) == [chunk(11, BIG), chunk(12, BIG)]
+    store.close()
+
+
+def test_removal_that_the_file_system_refuses_costs_nothing_but_the_space(path):
+    class Stubborn(Filesystem):
+        def rename(self, source, target):
+            if target.parent.name == "trash":
+                raise OSError(errno.EIO, "Input/output error")
+            super().rename(source, target)
+
+    store, table = make_table(path, filesystem=Stubborn())
+    append_each(table, 0, 5)
+    assert table.remove_before(3) == 1
+    append_each(table, 5, 6)
+    assert table.read(np.array([2, 5])) == [None, chunk(5, BIG)]
+    store.close()
+    store, table, loaded = reopen(path)
+    check(table, loaded, 6, size=BIG)
+    assert table.remove_before(3) == 1
+    assert names(path) == ["seg-00000000000000000003"]
     store.close()
