@@ -21,7 +21,7 @@ from replaysvc.config import StoreConfig, TableConfig, check_name, check_number
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
 from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchError, UnavailableError
 from replaysvc.spec import Signature
-from replaysvc.storage import Store
+from replaysvc.storage import Store, TableStore
 from replaysvc.table import Table
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transitions
 from replaysvc.writer import Writer
@@ -50,10 +50,16 @@ class Replay:
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
-        for name, store in sorted(stores.items()):
-            self._tables[name] = Table(
-                store, self._committer, self._shares(len(stores)), clock=clock, rng=self._rng.spawn(1)[0]
-            )
+        try:
+            for name, store in sorted(stores.items()):
+                self._tables[name] = self._load_table(store, self._shares(len(stores)))
+        except BaseException:  # else the directory would stay locked until this process ends
+            self._committer.close()
+            self._store.close()
+            raise
+
+    def _load_table(self, store: TableStore, shares: tuple[int, int]) -> Table:
+        return Table(store, self._committer, shares, clock=self._clock, rng=self._rng.spawn(1)[0])
 
     def _shares(self, tables: int) -> tuple[int, int]:
         count = max(1, tables)
@@ -84,7 +90,7 @@ class Replay:
             shares = self._shares(len(self._tables) + 1)
             for other in self._tables.values():
                 other.resize_cache(*shares)
-            self._tables[name] = Table(store, self._committer, shares, clock=self._clock, rng=self._rng.spawn(1)[0])
+            self._tables[name] = self._load_table(store, shares)
             return EmbeddedTable(self, self._tables[name])
 
     def table(self, name: str) -> "EmbeddedTable":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replaysvc import StoreConfig, TableConfig, Transitions
-from replaysvc.errors import ChunkCorruptError, NotFoundError
+from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError
 from replaysvc.replay import Replay
 from replaysvc.storage import Filesystem, Store
 from tests.builders import SCALARS, write_episode, write_episodes
@@ -278,3 +278,18 @@ def test_full_disk_refuses_appends_serves_samples_and_recovers(tmp_path, monkeyp
         writer.close()
         assert table.stats().steps == 11
         assert table.read_episode(1)["action"].tolist() == list(range(6))
+
+
+def test_store_that_cannot_be_loaded_is_given_free_again(tmp_path):
+    """A table of a newer format refuses the start; once it is gone, the same process can open the store."""
+    with Replay(tmp_path / "s") as replay:
+        write_episodes(replay.create_table("good", SCALARS), [3])
+        replay.create_table("strange", SCALARS)
+    description = tmp_path / "s" / "tables" / "strange" / "table.json"
+    whole = description.read_text()
+    description.write_text(whole.replace('"capacity_steps"', '"capacity_of_a_later_release"'))
+    with pytest.raises(InvalidRequestError, match="capacity_of_a_later_release"):
+        Replay(tmp_path / "s")
+    description.write_text(whole)
+    with Replay(tmp_path / "s") as replay:
+        assert replay.tables() == ["good", "strange"]

@@ -8,7 +8,14 @@ import pytest
 
 from replay_client.connection import error_of
 from replaysvc import TableConfig, staging
-from replaysvc.errors import AlreadyExistsError, ChunkCorruptError, InvalidRequestError, ReplayError, SequenceError, SpecMismatchError
+from replaysvc.errors import (
+    AlreadyExistsError,
+    ChunkCorruptError,
+    InvalidRequestError,
+    ReplayError,
+    SequenceError,
+    SpecMismatchError,
+)
 from replaysvc.rpc.servicer import ReplayServicer
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc

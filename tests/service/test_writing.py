@@ -91,11 +91,11 @@ def test_flush_with_a_full_buffer_keeps_to_its_timeout(serve, connect, replay, m
 
 
 def test_full_queue_of_the_server_is_tried_again_and_nothing_is_lost(small_replay, connect, monkeypatch):
-    """Two clients; the server's queue has room for less than one append of each, and commits are held meanwhile."""
+    """Three clients, one append of each under way: one is being committed, one waits, and for the third there is no room."""
     server = Server(small_replay, "127.0.0.1:0")
     server.start()
-    clients = [connect(server.address, append_bytes=1 << 18) for _ in range(2)]
-    clients[0].create_table("t", BLOBS, TableConfig(chunk_steps=1))
+    clients = [connect(server.address) for _ in range(3)]
+    clients[0].create_table("t", BLOBS, TableConfig(chunk_steps=4))  # 0.6 MiB of a queue of 1 MiB, as sent and decoded
     refused = threading.Event()
     submit = small_replay._committer.submit
 
@@ -109,7 +109,7 @@ def test_full_queue_of_the_server_is_tried_again_and_nothing_is_lost(small_repla
     monkeypatch.setattr(small_replay._committer, "submit", counting)
     gate = Gate(monkeypatch, small_replay, "t")
     writers = [client.table("t").writer() for client in clients]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         writing = [pool.submit(write_blobs, writer, BLOB_STEPS) for writer in writers]
         assert refused.wait(60)
         gate.open()
@@ -117,8 +117,8 @@ def test_full_queue_of_the_server_is_tried_again_and_nothing_is_lost(small_repla
         for writer in writers:
             writer.close(timeout_s=60)
     table = clients[0].table("t")
-    assert table.stats().steps == 2 * BLOB_STEPS
-    for number in range(2):
+    assert table.stats().steps == 3 * BLOB_STEPS
+    for number in range(3):
         assert (table.read_episode(number)["observation"] == blobs[number]).all()
     server.stop(5)
 
@@ -189,8 +189,8 @@ def test_lasting_error_is_raised_by_flush_and_nothing_hangs(serve, connect):
     write_numbered(writer, 1, 4)
     with pytest.raises(NotFoundError, match="'t'"):
         writer.flush()
+    writer.begin(0)
     with pytest.raises(NotFoundError):
-        writer.begin(0)
         writer.append(0, 0.0, 0, terminated=True)
     client.close()  # has been told, so it does not say it again
     with pytest.raises(UnavailableError, match="client was closed"):
