@@ -71,7 +71,8 @@ class Table:
         )
         self._closed: ReplayError | None = None
         for sampler in self._samplers.values():
-            sampler.insert(self._index.tail, self._index.head)
+            for start, stop in self._index.runs():
+                sampler.insert(start, stop)
         self._remove_excess()
 
     # -- writing ------------------------------------------------------------------------------------------------------

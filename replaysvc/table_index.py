@@ -223,6 +223,15 @@ class TableIndex:
         first = self._episodes.base + int(present[0]) if present.size else self._episodes.end
         self._episodes.remove_to(min(first, episode_id))
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Returns the ranges of positions that are stored, in order: one, unless chunks were lost."""
+        start, stop = self.chunks["position"], self.chunks["position"] + self.chunks["n_steps"]
+        if not len(start):
+            return []
+        first = np.concatenate(([True], start[1:] != stop[:-1]))
+        last = np.concatenate((first[1:], [True]))
+        return list(zip(start[first].tolist(), stop[last].tolist(), strict=True))
+
     # -- finding ------------------------------------------------------------------------------------------------------
 
     def row_of(self, positions: Array) -> Array:

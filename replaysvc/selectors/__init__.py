@@ -1,6 +1,6 @@
 """Selectors choose positions; they know nothing of the data.
 
-Calls are never concurrent: the table owns the one lock. Positions are handed in as a half-open range, since a table adds
+Calls are never concurrent: the table owns the one lock. Positions are handed in as half-open ranges, since a table adds
 at its end and removes at its start; a selector that keeps state per step (priorities) learns of both by `insert` and `remove`.
 """
 
@@ -18,7 +18,7 @@ class Selector(Protocol):
     """Draws positions of steps with replacement."""
 
     def insert(self, start: int, stop: int) -> None:
-        """Takes in the steps at positions [start, stop); `start` is where the last insert stopped, or later."""
+        """Takes in the steps at positions [start, stop); `start` is the last `stop`, or later if steps were lost."""
 
     def remove(self, start: int, stop: int) -> None:
         """Forgets the steps at positions [start, stop), the oldest ones."""

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from replaysvc import StoreConfig, TableConfig, Transitions
+from replaysvc import FieldSpec, Signature, StoreConfig, TableConfig, Transitions
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError
 from replaysvc.replay import Replay
 from replaysvc.storage import Filesystem, Store
@@ -76,7 +76,6 @@ def test_cold_chunks_are_read_back_and_cached(tmp_path):
 @pytest.mark.parametrize("n_step", [1, 5])
 def test_data_far_larger_than_the_cache_samples_right(tmp_path, n_step):
     """12 MB of observations in rings of 1 MiB: batches need more chunks than a ring holds."""
-    from replaysvc import FieldSpec, Signature
 
     signature = Signature(FieldSpec("o", (1500,), np.int32), FieldSpec("a", (), np.int64))
     with Replay(tmp_path / "s", SMALL) as replay:
@@ -112,7 +111,6 @@ def test_open_episode_goes_on_after_a_restart_of_the_store_only_for_its_own_writ
 def test_whole_segments_leave_the_disk_with_the_steps_in_them(tmp_path):
     config = TableConfig(capacity_steps=2000, chunk_steps=50, segment_bytes=1 << 20)
     rng = np.random.default_rng(0)
-    from replaysvc import FieldSpec, Signature
 
     signature = Signature(FieldSpec("o", (64,), np.int32), FieldSpec("a", (), np.int64))
     with Replay(tmp_path / "s", SMALL) as replay:
@@ -137,7 +135,6 @@ def test_whole_segments_leave_the_disk_with_the_steps_in_them(tmp_path):
 
 def test_capacity_in_bytes_drops_the_oldest_chunks(tmp_path):
     rng = np.random.default_rng(0)
-    from replaysvc import FieldSpec, Signature
 
     signature = Signature(FieldSpec("o", (512,), np.int32), FieldSpec("a", (), np.int64))
     with Replay(tmp_path / "s") as replay:
@@ -293,3 +290,33 @@ def test_store_that_cannot_be_loaded_is_given_free_again(tmp_path):
     description.write_text(whole)
     with Replay(tmp_path / "s") as replay:
         assert replay.tables() == ["good", "strange"]
+
+
+def test_table_samples_on_after_its_newest_segment_was_lost(tmp_path):
+    """Ids jump far ahead so that none is used twice; the draw must not fall into that gap."""
+    signature = Signature(FieldSpec("o", (64,), np.int32), FieldSpec("a", (), np.int64))
+    rng = np.random.default_rng(0)
+
+    def write(table, length):
+        with table.writer() as writer:
+            writer.begin(rng.integers(0, 1 << 30, 64, dtype=np.int32))
+            for t in range(length):
+                writer.append(t, 0.0, rng.integers(0, 1 << 30, 64, dtype=np.int32), truncated=t == length - 1)
+                if t % 1000 == 999:
+                    writer.flush()
+
+    with Replay(tmp_path / "s") as replay:
+        write(replay.create_table("t", signature, TableConfig(chunk_steps=50, segment_bytes=1 << 20)), 12_000)
+        assert replay.table("t").stats().segments >= 2
+    newest = max((tmp_path / "s" / "tables" / "t").glob("seg-*"))
+    (newest / "data.mdb").write_bytes(b"")
+    with Replay(tmp_path / "s") as replay:
+        table = replay.table("t")
+        kept = table.stats().steps
+        assert 0 < kept < 12_000
+        assert table.sample(500, seed=1).positions.max() < kept
+        write(table, 100)
+        positions = table.sample(2000, seed=2).positions
+        assert positions.max() > 12_000
+        assert len(np.unique(positions[positions > 12_000])) > 5
+        assert table.stats().steps == kept + 100
