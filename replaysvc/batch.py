@@ -42,7 +42,11 @@ class BatchColumn:
         Raises:
           ChunkCorruptError: the column does not fit `spec`.
         """
-        if self.values.shape[1:] != spec.shape or self.values.dtype not in (spec.dtype, spec.stored_dtype):
+        if (
+            not self.values.ndim
+            or self.values.shape[1:] != spec.shape
+            or self.values.dtype not in (spec.dtype, spec.stored_dtype)
+        ):
             found = f"{self.values.dtype}{list(self.values.shape[1:])}"
             raise ChunkCorruptError(f"batch column {self.name}: expected {spec.dtype}{list(spec.shape)}, found {found}")
         if self.values.dtype == spec.dtype:

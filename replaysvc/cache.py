@@ -30,7 +30,7 @@ class Ring:
     def __init__(self, first: int, rows: int, first_slot: int, slots: int) -> None:
         self._first, self._rows = first, rows
         self._first_slot = first_slot
-        self._owner = np.full(slots, -1, np.int64)  # by slot: the index row of the chunk
+        self._owner = np.zeros(slots, np.int64)  # by slot: the index row of the chunk
         self._begin = np.zeros(slots, np.int64)  # by slot: its arena row
         self._length = np.zeros(slots, np.int64)
         self._head = self._tail = 0  # slots used in all, and the oldest still alive

@@ -31,28 +31,40 @@ class Committer:
         self._config, self._monotonic = config, monotonic
         self._changed = threading.Condition()
         self._queue: deque[tuple[Target, AppendRequest, int]] = deque()
-        self._queued_bytes = 0
+        self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
         self._last_begin = -float("inf")
         self.commits = 0
         self._thread = threading.Thread(target=self._run, name="replaysvc-committer", daemon=True)
         self._thread.start()
 
-    def submit(self, target: Target, request: AppendRequest) -> None:
-        """Queues a request.
+    def reserve(self, size: int) -> None:
+        """Sets aside the memory of a request, its chunks as sent and decoded. What is larger than all there is goes alone.
 
         Raises:
-          CapacityError: `queue_bytes` are waiting already; send it again later.
+          CapacityError: `queue_bytes` are in use already; send it again later.
+        """
+        with self._changed:
+            if self._held_bytes and self._held_bytes + size > self._config.queue_bytes:
+                raise CapacityError(
+                    f"append: {self._held_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})"
+                )
+            self._held_bytes += size
+
+    def release(self, size: int) -> None:
+        """Gives back what was reserved, for a request that is not submitted after all."""
+        with self._changed:
+            self._held_bytes -= size
+
+    def submit(self, target: Target, request: AppendRequest, size: int) -> None:
+        """Queues a request of which `size` bytes are reserved; the commit gives them back.
+
+        Raises:
           UnavailableError: the store is closing.
         """
-        size = request.memory_bytes
         with self._changed:
             if self._closing:
                 raise UnavailableError("append: the store is closing")
-            if self._queue and self._queued_bytes + size > self._config.queue_bytes:
-                raise CapacityError(
-                    f"append: {self._queued_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})"
-                )
             self._queue.append((target, request, size))
             self._queued_bytes += size
             self._urgent |= request.urgent
@@ -87,6 +99,7 @@ class Committer:
             while self._queue and size < self._config.commit_bytes:
                 taken.append(self._queue.popleft())
                 size += taken[-1][2]
+            self._queued_bytes -= size
             if not self._queue:
                 self._urgent = False
             return taken
@@ -100,4 +113,4 @@ class Committer:
                 target.commit(requests)
                 self.commits += 1
             with self._changed:
-                self._queued_bytes -= sum(size for _, _, size in taken)
+                self._held_bytes -= sum(size for _, _, size in taken)

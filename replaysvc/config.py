@@ -4,7 +4,7 @@
 `ClientConfig` to one connection. Reading environment variables and files is the command line's business, not this module's.
 """
 
-import math
+import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,12 +29,24 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def check_number(field: str, value: object, low: float, high: float, *, whole: bool = True) -> None:
-    """Raises SpecMismatchError unless `value` is a number (a whole one) within [low, high]."""
-    kind = "a whole number" if whole else "a number"
-    good = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-    if not good or math.isnan(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise SpecMismatchError(field, f"{kind} from {low} to {high}", repr(value))
+def check_number(field: str, value: object, low: float, high: float, *, whole: bool = True) -> Any:
+    """Returns `value` as a plain int (or float, if not `whole`); numpy's numbers are taken too.
+
+    Raises:
+      SpecMismatchError: no number, or not within [low, high].
+    """
+    kind: Any = numbers.Integral if whole else numbers.Real
+    if isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high:  # a NaN is within nothing
+        return int(value) if whole else float(value)
+    raise SpecMismatchError(field, f"{'a whole number' if whole else 'a number'} from {low} to {high}", repr(value))
+
+
+def _settle_numbers(options: Any, bounds: Mapping[str, tuple[float, float]], *, whole: bool = True) -> None:
+    """Checks numbers of a frozen dataclass, and keeps them as plain ones; None stays where it is the default."""
+    for name, (low, high) in bounds.items():
+        value = getattr(options, name)
+        if value is not None or type(options).__dataclass_fields__[name].default is not None:
+            object.__setattr__(options, name, check_number(name, value, low, high, whole=whole))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,7 @@ class TableConfig:
     """How one table keeps its steps.
 
     capacity_steps: steps kept for sampling; the oldest chunks go first. None: no bound.
-    capacity_bytes: stored bytes kept; None: no bound. The disk may hold one segment more than either bound.
+    capacity_bytes: stored bytes kept; None: no bound. The disk may hold one segment and one commit more than either bound.
     chunk_steps: steps in a full chunk; None: chosen from the row size, so that a column encodes to 4 to 64 KiB for
       states and 16 to 32 frames for images.
     flush_interval_s: seconds after which a writer sends a chunk that is not full, so that a slow environment shows.
@@ -58,16 +70,9 @@ class TableConfig:
     min_steps_to_sample: int = 1
 
     def __post_init__(self) -> None:
-        if self.capacity_steps is not None:
-            check_number("capacity_steps", self.capacity_steps, 1, 1 << 48)
-        if self.capacity_bytes is not None:
-            check_number("capacity_bytes", self.capacity_bytes, MiB, 1 << 50)
-        if self.chunk_steps is not None:
-            check_number("chunk_steps", self.chunk_steps, 1, 65_535)
-        check_number("flush_interval_s", self.flush_interval_s, 0.001, 3600, whole=False)
-        if self.segment_bytes is not None:
-            check_number("segment_bytes", self.segment_bytes, MiB, 64 << 30)
-        check_number("min_steps_to_sample", self.min_steps_to_sample, 1, 1 << 48)
+        sizes = {"capacity_steps": (1, 1 << 48), "capacity_bytes": (MiB, 1 << 50), "chunk_steps": (1, 65_535)}
+        _settle_numbers(self, sizes | {"segment_bytes": (MiB, 64 << 30), "min_steps_to_sample": (1, 1 << 48)})
+        _settle_numbers(self, {"flush_interval_s": (0.001, 3600)}, whole=False)
         if self.capacity_steps is not None and self.min_steps_to_sample > self.capacity_steps:
             raise SpecMismatchError(
                 "min_steps_to_sample", f"at most capacity_steps={self.capacity_steps}", str(self.min_steps_to_sample)
@@ -104,11 +109,9 @@ class StoreConfig:
     queue_bytes: int = 256 * MiB
 
     def __post_init__(self) -> None:
-        check_number("recent_cache_bytes", self.recent_cache_bytes, MiB, 1 << 44)
-        check_number("faulted_cache_bytes", self.faulted_cache_bytes, MiB, 1 << 44)
-        check_number("commit_interval_s", self.commit_interval_s, 0, 10, whole=False)
-        check_number("commit_bytes", self.commit_bytes, 1 << 16, 1 << 30)
-        check_number("queue_bytes", self.queue_bytes, MiB, 1 << 36)
+        caches = {"recent_cache_bytes": (MiB, 1 << 44), "faulted_cache_bytes": (MiB, 1 << 44)}
+        _settle_numbers(self, caches | {"commit_bytes": (1 << 16, 1 << 30), "queue_bytes": (MiB, 1 << 36)})
+        _settle_numbers(self, {"commit_interval_s": (0, 10)}, whole=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +130,5 @@ class ClientConfig:
     append_bytes: int = 16 * MiB
 
     def __post_init__(self) -> None:
-        check_number("reconnect_timeout_s", self.reconnect_timeout_s, 0, 86_400, whole=False)
-        check_number("call_timeout_s", self.call_timeout_s, 0.01, 3600, whole=False)
-        check_number("buffer_bytes", self.buffer_bytes, MiB, 1 << 36)
-        check_number("append_bytes", self.append_bytes, 1 << 10, MAX_MESSAGE_BYTES // 2)
+        _settle_numbers(self, {"buffer_bytes": (MiB, 1 << 36), "append_bytes": (1 << 10, MAX_MESSAGE_BYTES // 2)})
+        _settle_numbers(self, {"reconnect_timeout_s": (0, 86_400), "call_timeout_s": (0.01, 3600)}, whole=False)

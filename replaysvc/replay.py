@@ -129,7 +129,7 @@ class Replay:
           AlreadyExistsError: the stored version is as large or larger (putting the same again is fine).
         """
         check_name("params", name)
-        check_number("version", version, 0, (1 << 63) - 1)
+        version = check_number("version", version, 0, (1 << 63) - 1)
         if not isinstance(data, bytes):
             raise SpecMismatchError("data", "bytes", type(data).__name__)
         with self._lock:
@@ -142,7 +142,7 @@ class Replay:
         Raises:
           NotFoundError: nothing was put under this name yet.
         """
-        check_number("newer_than", newer_than, -1, (1 << 63) - 1)
+        newer_than = check_number("newer_than", newer_than, -1, (1 << 63) - 1)
         with self._lock:
             self._check_open()
             version = self._store.params().get(name)
@@ -220,7 +220,7 @@ class EmbeddedTable:
         timeout_s: float = 60.0,
     ) -> Iterator[Batch]:
         """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
-        check_number("prefetch", prefetch, 1, 64)
+        prefetch = check_number("prefetch", prefetch, 1, 64)
         return (self.sample(batch_size, what, sampler=sampler, timeout_s=timeout_s) for _ in itertools.count())
 
     def stats(self) -> TableStats:

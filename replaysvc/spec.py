@@ -11,6 +11,7 @@ changes neither the columns nor the hash.
 import hashlib
 import json
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -65,13 +66,16 @@ class FieldSpec:
 
     def __post_init__(self) -> None:
         try:
-            shape = (int(self.shape),) if isinstance(self.shape, int) else tuple(int(n) for n in self.shape)
-            dtype = np.dtype(self.dtype)
+            shape = tuple(operator.index(n) for n in (self.shape if isinstance(self.shape, tuple | list) else (self.shape,)))
+            dtype, precision = np.dtype(self.dtype), Precision(self.precision)
         except (TypeError, ValueError) as error:
-            raise InvalidRequestError(f"{self.name}: not a shape and dtype: {self.shape!r}, {self.dtype!r}") from error
+            found = f"{self.shape!r}, {self.dtype!r}, {self.precision!r}"
+            raise SpecMismatchError(str(self.name), "a shape, a dtype and a Precision", found) from error
+        if not isinstance(self.name, str) or self.dtype is None:
+            raise SpecMismatchError(str(self.name), "a name and a dtype", f"{self.name!r}, {self.dtype!r}")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.newbyteorder("="))
-        object.__setattr__(self, "precision", Precision(self.precision))
+        object.__setattr__(self, "precision", precision)
         if self.dtype not in DTYPES:
             raise SpecMismatchError(self.name, "one of " + ", ".join(str(d) for d in DTYPES), str(dtype))
         if len(shape) > 8 or any(n < 0 for n in shape):
@@ -109,7 +113,12 @@ class FieldSpec:
         Raises:
           SpecMismatchError: wrong shape, dtype kind or range, NaN or infinity where `finite` is set, object arrays.
         """
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:  # ragged lists, and tensors that numpy cannot take
+            raise SpecMismatchError(self.name, f"an array of {self.dtype}{list(self.shape)}", str(error)) from error
+        if isinstance(value, np.ma.MaskedArray):
+            raise SpecMismatchError(self.name, "an array without a mask", "a masked array")
         if array.dtype != self.dtype:
             array = self._convert(array)
         if array.shape != self.shape:
@@ -166,8 +175,11 @@ class Signature:
         put(self, "observation", _settle(observation, "observation"))
         put(self, "action", _settle(action, "action"))
         put(self, "reward", _settle(reward, "reward"))
-        if not isinstance(self.reward, FieldSpec):
-            raise InvalidRequestError("reward: expected one FieldSpec, found a tree")
+        if not isinstance(self.reward, FieldSpec) or self.reward.shape or self.reward.dtype != np.float32:
+            raise SpecMismatchError(
+                "reward", "a FieldSpec of shape () and dtype float32, since returns are summed from it", repr(reward)
+            )
+        put(self, "reward", replace(self.reward, finite=True))
         put(self, "extras", {name: _settle(tree, name) for name, tree in sorted(extras.items())})
         trees: list[Tree] = [self.observation, self.action, self.reward, *self.extras.values()]
         put(self, "columns", tuple(leaf for tree in trees for leaf in leaves(tree)))

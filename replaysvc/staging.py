@@ -12,7 +12,7 @@ import numpy as np
 
 from replaysvc.codec import DecodedChunk
 from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError
-from replaysvc.storage import INDEX_DTYPE, EpisodeEntry
+from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, LoadedTable
 from replaysvc.table_index import TERMINATED, TRUNCATED
 from replaysvc.types import Array
 
@@ -40,11 +40,6 @@ class AppendRequest:
     decoded: Sequence[DecodedChunk]
     urgent: bool
     done: "Future[int]" = field(default_factory=Future)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Returns the RAM that the request holds until it is committed."""
-        return sum(map(len, self.chunks)) + sum(chunk.header.raw_bytes for chunk in self.decoded)
 
 
 @dataclass(slots=True)
@@ -163,3 +158,27 @@ def stage_all(
             stage(staged, request, sessions, open_episodes)
         except ReplayError as error:
             request.done.set_exception(error)
+
+
+def refuse(requests: Sequence[AppendRequest], error: ReplayError) -> None:
+    """Gives each request that is not settled yet its error."""
+    for request in requests:
+        if not request.done.done():
+            request.done.set_exception(error)
+
+
+def open_episodes_of(loaded: LoadedTable) -> dict[EpisodeName, OpenEpisode]:
+    """Returns the episodes that had no end when the table was last written; their writers may come back."""
+    index = loaded.index
+    order = np.lexsort((index["first_step"], index["episode_id"]))
+    ids = index["episode_id"][order]
+    last = order[np.flatnonzero(np.concatenate((ids[1:] != ids[:-1], [True])))] if len(ids) else order
+    newest = {int(index["episode_id"][i]): i for i in last if not index["flags"][i] & (TERMINATED | TRUNCATED)}
+    return {
+        (entry.session_id, entry.episode_key): OpenEpisode(
+            entry.episode_id, int(index["first_step"][at] + index["n_steps"][at]), float(index["return_after"][at]),
+            float(index["committed_at_s"][at]),
+        )
+        for entry in loaded.episodes
+        if (at := newest.get(entry.episode_id)) is not None
+    }  # fmt: skip

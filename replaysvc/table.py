@@ -32,9 +32,9 @@ from replaysvc.errors import (
 from replaysvc.gather import Plan, gather, missing_rows, plan_transitions
 from replaysvc.selectors import Selector, Uniform
 from replaysvc.spec import Signature
-from replaysvc.staging import AppendRequest, EpisodeName, OpenEpisode, Staged, stage_all
-from replaysvc.storage import LoadedTable, TableStore
-from replaysvc.table_index import TERMINATED, TRUNCATED, TableIndex, parse_metadata
+from replaysvc.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
+from replaysvc.storage import TableStore
+from replaysvc.table_index import TableIndex, parse_metadata
 from replaysvc.types import Array, EpisodeRecord, TableStats, Transitions
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Table:
         loaded = store.load()
         self._index = TableIndex(loaded)
         self._sessions: OrderedDict[bytes, int] = OrderedDict(loaded.sessions)
-        self._open = _open_episodes(loaded)
+        self._open = open_episodes_of(loaded)
         self._next_chunk_id, self._next_episode_id = loaded.next_chunk_id, loaded.next_episode_id
         self._samplers: dict[str, Selector] = {"uniform": Uniform()}
         self._counts = dict.fromkeys(
@@ -91,11 +91,18 @@ class Table:
           CapacityError: too much waits for a commit.
         """
         data = [chunk for _, chunk in chunks]
-        decoded = self._decoder.decode(data)
-        request = AppendRequest(session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent)
-        with self._changed:
-            self._check_open()
-        self._committer.submit(self, request)
+        headers = self._decoder.headers(data)
+        size = sum(map(len, data)) + sum(header.raw_bytes for header in headers)
+        self._committer.reserve(size)  # before the bytes are decoded: little data may decode to much
+        try:
+            decoded = self._decoder.decode(data, headers)
+            request = AppendRequest(session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent)
+            with self._changed:
+                self._check_open()
+            self._committer.submit(self, request, size)
+        except BaseException:
+            self._committer.release(size)
+            raise
         return request
 
     def append(
@@ -125,10 +132,10 @@ class Table:
                 self._publish(staged, index)
                 self._remove_excess()
         except ReplayError as error:
-            _refuse(requests, error)
+            refuse(requests, error)
         except Exception as error:  # the committer must live on; whoever waits learns that it failed
             log.exception("table %s: a commit failed", self.name)
-            _refuse(
+            refuse(
                 requests, StorageError(f"table {self.name}: the commit failed ({type(error).__name__}); see the server's log")
             )
         with self._changed:
@@ -208,10 +215,10 @@ class Table:
           NotReadyError: the table holds fewer than `min_steps_to_sample` steps, and goes on so for `timeout_s`.
           InvalidRequestError: unknown sampler, batch size out of range, negative seed.
         """
-        check_number("batch_size", batch_size, 1, MAX_BATCH)
-        check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
+        batch_size = check_number("batch_size", batch_size, 1, MAX_BATCH)
+        timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
-            check_number("seed", seed, 0, (1 << 64) - 1)
+            seed = check_number("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(what, Transitions):
             raise SpecMismatchError("what", "Transitions", type(what).__name__)
         if sampler not in self._samplers:
@@ -323,9 +330,9 @@ class Table:
 
     def episodes(self, limit: int, before_id: int | None, actor: str | None, closed_only: bool) -> list[EpisodeRecord]:
         """Returns the records of stored episodes, the newest first, with ids below `before_id`."""
-        check_number("limit", limit, 1, 100_000)
+        limit = check_number("limit", limit, 1, 100_000)
         if before_id is not None:
-            check_number("before_id", before_id, 0, (1 << 63) - 1)
+            before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
         with self._changed:
             self._check_open()
             records = self._index.episodes(limit, before_id, actor, closed_only)
@@ -342,10 +349,10 @@ class Table:
         Raises:
           NotFoundError: no such episode, or it was removed meanwhile. InvalidRequestError: a range outside what is stored.
         """
-        check_number("episode_id", episode_id, 0, (1 << 63) - 1)
-        check_number("start", start, 0, 1 << 62)
+        episode_id = check_number("episode_id", episode_id, 0, (1 << 63) - 1)
+        start = check_number("start", start, 0, 1 << 62)
         if stop is not None:
-            check_number("stop", stop, 0, 1 << 62)
+            stop = check_number("stop", stop, 0, 1 << 62)
         with self._changed:
             self._check_open()
             ids, sizes = self._index.episode_chunk_ids(self.name, episode_id, start, stop)
@@ -376,26 +383,3 @@ class Table:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise type(self._closed)(str(self._closed))
-
-
-def _open_episodes(loaded: LoadedTable) -> dict[EpisodeName, OpenEpisode]:
-    """Returns the episodes that had no end when the table was last written; their writers may come back."""
-    index = loaded.index
-    order = np.lexsort((index["first_step"], index["episode_id"]))
-    ids = index["episode_id"][order]
-    last = order[np.flatnonzero(np.concatenate((ids[1:] != ids[:-1], [True])))] if len(ids) else order
-    newest = {int(index["episode_id"][i]): i for i in last if not index["flags"][i] & (TERMINATED | TRUNCATED)}
-    return {
-        (entry.session_id, entry.episode_key): OpenEpisode(
-            entry.episode_id, int(index["first_step"][at] + index["n_steps"][at]), float(index["return_after"][at]),
-            float(index["committed_at_s"][at]),
-        )
-        for entry in loaded.episodes
-        if (at := newest.get(entry.episode_id)) is not None
-    }  # fmt: skip
-
-
-def _refuse(requests: Sequence[AppendRequest], error: ReplayError) -> None:
-    for request in requests:
-        if not request.done.done():
-            request.done.set_exception(error)

@@ -25,8 +25,8 @@ class Transitions:
     gamma: float = 0.99
 
     def __post_init__(self) -> None:
-        check_number("n_step", self.n_step, 1, 10_000)
-        check_number("gamma", self.gamma, 0, 1, whole=False)
+        object.__setattr__(self, "n_step", check_number("n_step", self.n_step, 1, 10_000))
+        object.__setattr__(self, "gamma", check_number("gamma", self.gamma, 0, 1, whole=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

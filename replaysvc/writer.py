@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from replaysvc.codec import ChunkEncoder, ChunkInfo
-from replaysvc.config import TableConfig
-from replaysvc.errors import InvalidRequestError, SpecMismatchError, UnavailableError
+from replaysvc.config import TableConfig, check_number
+from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError
 from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
@@ -116,8 +116,7 @@ class Writer:
                     f"begin: expected the open episode to be ended (terminated or truncated with its last step, or abandon()), "
                     f"found it open at step {self._first_step + self._n}"
                 )
-            if not isinstance(policy_version, int) or isinstance(policy_version, bool) or not -1 <= policy_version < 1 << 63:
-                raise SpecMismatchError("policy_version", "a whole number >= 0, or -1 for none", repr(policy_version))
+            policy_version = check_number("policy_version", policy_version, -1, (1 << 63) - 1)
             encoded = _encode_metadata(metadata)
             self._put_row(0, self._signature.observation, observation, "observation", row=0)
             self._episode_key = self._sink.next_episode_key()
@@ -219,7 +218,13 @@ class Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        try:  # what went wrong in the block is what the caller must hear of
+            self.close()
+        except ReplayError as closing:
+            error.add_note(f"and the writer could not be closed: {closing}")
 
     def _guard(self, call: str) -> "_Held":
         if self._closed:
@@ -239,7 +244,9 @@ class Writer:
 
     def _put_extras(self, extras: Mapping[str, Any] | None, row: int) -> None:
         declared = self._signature.extras
-        given = extras or {}
+        given = {} if extras is None else extras
+        if not isinstance(given, Mapping):
+            raise SpecMismatchError("extras", f"a dict with keys {sorted(declared)}", type(given).__name__)
         if given.keys() != declared.keys():
             raise SpecMismatchError("extras", f"keys {sorted(declared)}", f"keys {sorted(map(str, given))}")
         at = self._reward_at + 1
@@ -280,7 +287,7 @@ class _Held:
 def _encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
     try:
         encoded = json.dumps(dict(metadata or {}), allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
-    except (TypeError, ValueError, UnicodeError) as error:
+    except (TypeError, ValueError, UnicodeError, RecursionError) as error:
         raise SpecMismatchError("metadata", "a dict that JSON can hold", str(error)) from error
     if len(encoded) > MAX_METADATA_BYTES:
         raise SpecMismatchError("metadata", f"at most {MAX_METADATA_BYTES} bytes of JSON", str(len(encoded)))

@@ -84,7 +84,7 @@ class Client:
           AlreadyExistsError: the stored version is as large or larger (putting the same again is fine).
         """
         check_name("params", name)
-        check_number("version", version, 0, (1 << 63) - 1)
+        version = check_number("version", version, 0, (1 << 63) - 1)
         if not isinstance(data, bytes):
             raise SpecMismatchError("data", "bytes", type(data).__name__)
 
@@ -100,7 +100,7 @@ class Client:
         Raises:
           NotFoundError: nothing was put under this name yet.
         """
-        check_number("newer_than", newer_than, -1, (1 << 63) - 1)
+        newer_than = check_number("newer_than", newer_than, -1, (1 << 63) - 1)
         request = pb.GetParamsRequest(name=name, newer_than=newer_than)
         pieces = self._connection.retrying(lambda: self._connection.call_stream("GetParams", request))
         if not pieces:

@@ -1,4 +1,4 @@
-"""Framed batches to arrays, without a copy. Trusts nothing that a frame says."""
+"""Framed batches to arrays. Trusts nothing that a frame says."""
 
 import math
 import struct
@@ -18,7 +18,7 @@ _DTYPES = {dtype.name: dtype.newbyteorder("<") for dtype in DTYPES}
 
 
 def decode_frame(frame: bytes, offset_dtypes: dict[str, np.dtype[Any]]) -> dict[str, BatchColumn]:
-    """Returns the columns of a frame by name: read-only views into it.
+    """Returns the columns of a frame by name: views into one copy of it, which belongs to the caller.
 
     `offset_dtypes` gives, by column name, the declared dtype, in which offsets travel.
 
@@ -35,28 +35,35 @@ def decode_frame(frame: bytes, offset_dtypes: dict[str, np.dtype[Any]]) -> dict[
     except DecodeError as error:
         raise ChunkCorruptError(f"frame: its header cannot be read: {error}") from error
     base = -(-(_LENGTH.size + size) // _ALIGN) * _ALIGN
+    data = bytearray(frame)
     columns = {}
     for column in header.columns:
         shape = tuple(column.shape)
-        values = _view(frame, base + column.offset, column.dtype, shape)
+        if not shape:
+            raise ChunkCorruptError(f"frame: expected column {column.name} to have a row for each item, found one value")
+        values = _view(data, base + column.offset, column.dtype, shape)
         rows = offsets = None
         if column.offset_count:
             declared = offset_dtypes.get(column.name)
             if declared is None:
                 raise ChunkCorruptError(f"frame: column {column.name} has offsets and should not")
-            rows = _view(frame, base + column.offset_rows_at, "uint32", (column.offset_count,))
-            offsets = _view(frame, base + column.offset_values_at, declared.name, (column.offset_count, *shape[1:]))
+            rows = _view(data, base + column.offset_rows_at, "uint32", (column.offset_count,))
+            offsets = _view(data, base + column.offset_values_at, declared.name, (column.offset_count, *shape[1:]))
         columns[column.name] = BatchColumn(column.name, values, rows, offsets)
     return columns
 
 
-def _view(frame: bytes, start: int, dtype_name: str, shape: tuple[int, ...]) -> Any:
+def _view(data: bytearray, start: int, dtype_name: str, shape: tuple[int, ...]) -> Any:
     dtype = _DTYPES.get(dtype_name)
-    if dtype is None or len(shape) > 16:
+    if dtype is None:
         raise ChunkCorruptError(f"frame: expected a dtype of this service, found {dtype_name!r}")
     count = math.prod(shape)
-    if start > len(frame) or count * dtype.itemsize > len(frame) - start:
+    if start > len(data) or count * dtype.itemsize > len(data) - start:
         raise ChunkCorruptError("frame: a column reaches past its end")
-    if not count:
-        return np.empty(shape, dtype)
-    return np.frombuffer(frame, dtype, count, start).reshape(shape)
+    try:
+        values = np.frombuffer(data, dtype, count, start).reshape(shape) if count else np.empty(shape, dtype)
+    except ValueError as error:  # too many dimensions, or too large ones beside one that is 0
+        raise ChunkCorruptError(f"frame: expected the shape of an array, found {shape}") from error
+    if count and dtype.kind == "b" and values.view(np.uint8).max() > 1:
+        raise ChunkCorruptError("frame: a column of bools holds other bytes")
+    return values

@@ -13,7 +13,9 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from replay_client.connection import Connection
 from replaysvc.codec.header import decoded_bytes
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1  # how often part-filled chunks are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
+_FORK_WAIT_S = 5.0  # how long a fork waits for an append that is under way
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
 _MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
@@ -59,6 +62,7 @@ class Sender:
         self._process = os.getpid()
         self._session = os.urandom(16)
         self._changed = threading.Condition()
+        self._calling = self._paused = False  # whether the thread is within gRPC, and whether it must stay out
         self._queue: deque[_Queued] = deque()  # not acknowledged, in order
         self._queued_bytes = 0
         self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
@@ -68,6 +72,8 @@ class Sender:
         self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
         self._failing: ReplayError | None = None  # what failed last, since `_failing_since`
         self._failing_since: float | None = None
+        self._attempts = 0  # how many ended, well or not
+        self._hurry = False  # whether the pause after a failed attempt is over
         self._told = False  # whether a user has seen the permanent error
         self._writers: set[Writer] = set()
         self._thread: threading.Thread | None = None
@@ -84,6 +90,7 @@ class Sender:
             if self._closing:
                 raise UnavailableError("this writer's client was closed")
             if wait or self._permanent is not None:
+                self._try_again()
                 self._raise_error()
             self._queue.append(_Queued(self._put, chunk, queued_bytes))
             self._queued_bytes += len(chunk)
@@ -97,6 +104,7 @@ class Sender:
             wanted = self._put
             self._urgent = True
             self._changed.notify_all()
+            self._try_again()
             while self._queue and self._queue[0].sequence < wanted:
                 self._raise_error()
                 if self._closing:
@@ -108,6 +116,13 @@ class Sender:
                         f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued{why}"
                     )
                 self._changed.wait(left)
+
+    def _try_again(self) -> None:
+        """Waits for one attempt made now, if earlier ones have failed for long: what failed then may work again."""
+        if self._transient is not None:
+            seen, self._hurry = self._attempts, True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._attempts != seen or self.ended, self._config.call_timeout_s)
 
     def next_episode_key(self) -> int:
         self._check_process()
@@ -154,8 +169,20 @@ class Sender:
         """Returns whether new writers need another sender: this one was closed, or can store nothing any more."""
         return self._closing or self._permanent is not None
 
+    def pause(self) -> None:
+        """Before a fork: keeps the thread out of gRPC, whose locks it could leave locked in the child."""
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._calling, _FORK_WAIT_S)
+
+    def resume(self) -> None:
+        """After a fork, in the parent."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify_all()
+
     def disown(self) -> None:
-        """In a child process: ends the parent's writers here. Other threads, and the locks that they hold, are gone."""
+        """After a fork, in the child: ends the parent's writers here. Other threads, and the locks that they held, are gone."""
         self._changed = threading.Condition()
         for writer in self._writers:
             writer.end(self._whose)
@@ -189,7 +216,8 @@ class Sender:
                     return self._end(error)
                 self._failed(error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing, pause_s)
+                    self._changed.wait_for(lambda: self._closing or self._hurry, pause_s)
+                    self._hurry = False
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             except Exception as error:  # no thread, no storing: say so to whoever writes, rather than let them wait
                 log.exception("table %s: the sender failed", self._table)
@@ -219,7 +247,7 @@ class Sender:
         """Makes one attempt to store the first chunks of the queue."""
         if not self._known:
             opening = pb.OpenSessionRequest(table=self._table, session_id=self._session)
-            last = self._connection.call("OpenSession", opening).last_sequence
+            last = self._call("OpenSession", opening).last_sequence
             with self._changed:
                 first = self._queue[0].sequence if self._queue else self._put
                 if last < first - 1:
@@ -241,13 +269,24 @@ class Sender:
             return
         request = pb.AppendRequest(table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent)
         try:
-            last = self._connection.call("Append", request).last_sequence
+            last = self._call("Append", request).last_sequence
         except BaseException:
             self._known = False
             self._urgent = self._urgent or urgent
             raise
         with self._changed:
             self._acknowledge(last)
+
+    def _call(self, method: str, request: Any) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._paused)
+            self._calling = True
+        try:
+            return self._connection.call(method, request)
+        finally:
+            with self._changed:
+                self._calling = False
+                self._changed.notify_all()
 
     def _acknowledge(self, last: int) -> None:
         while self._queue and self._queue[0].sequence <= last:
@@ -257,6 +296,8 @@ class Sender:
     def _succeeded(self) -> None:
         with self._changed:
             self._failing = self._transient = self._failing_since = None
+            self._attempts += 1
+            self._changed.notify_all()
 
     def _failed(self, error: ReplayError) -> None:
         now = time.monotonic()
@@ -267,7 +308,8 @@ class Sender:
                 log.warning("table %s: cannot append, trying again: %s", self._table, error)
             if now - self._failing_since >= self._config.reconnect_timeout_s:
                 self._transient = error
-                self._changed.notify_all()
+            self._attempts += 1
+            self._changed.notify_all()
 
     def _error(self) -> ReplayError | None:
         return self._permanent or self._transient
@@ -290,12 +332,15 @@ class Sender:
 _senders: "weakref.WeakSet[Sender]" = weakref.WeakSet()
 
 
-def _disown_all() -> None:
-    for sender in list(_senders):
-        sender.disown()
+def _each(act: Callable[[Sender], None]) -> Callable[[], None]:
+    def act_on_all() -> None:
+        for sender in list(_senders):
+            act(sender)
+
+    return act_on_all
 
 
-os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(before=_each(Sender.pause), after_in_parent=_each(Sender.resume), after_in_child=_each(Sender.disown))
 
 
 @atexit.register

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from replay_client.client import Client
 
 _MAX_BATCH = 1 << 20
+_UNDER_WAY_BYTES = 128 << 20  # of batches that a stream has asked for: each lies in the server's memory until it is sent
 _WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
 _PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 
@@ -62,10 +63,11 @@ class RemoteTable:
         self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4,
         timeout_s: float = 60.0,
     ) -> Iterator[Batch]:  # fmt: skip
-        """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way."""
-        check_number("prefetch", prefetch, 1, 64)
+        """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way; fewer of large batches."""
+        prefetch = check_number("prefetch", prefetch, 1, 64)
         request = self._request(batch_size, what, sampler, None, timeout_s)
-        return self._stream(request, prefetch, timeout_s)
+        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size)
+        return self._stream(request, min(prefetch, max(1, most)), timeout_s)
 
     def _stream(self, request: pb.SampleRequest, prefetch: int, timeout_s: float) -> Iterator[Batch]:
         connection = self._client.connection
@@ -89,10 +91,10 @@ class RemoteTable:
     def _request(
         self, batch_size: int, what: Transitions, sampler: str, seed: int | None, timeout_s: float
     ) -> pb.SampleRequest:
-        check_number("batch_size", batch_size, 1, _MAX_BATCH)
-        check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
+        batch_size = check_number("batch_size", batch_size, 1, _MAX_BATCH)
+        timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
-            check_number("seed", seed, 0, (1 << 64) - 1)
+            seed = check_number("seed", seed, 0, (1 << 64) - 1)
         if not isinstance(what, Transitions):
             raise SpecMismatchError("what", "Transitions", type(what).__name__)
         if not isinstance(sampler, str) or not sampler:
@@ -136,9 +138,9 @@ class RemoteTable:
         self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
     ) -> list[EpisodeRecord]:
         """Returns records of stored episodes, the newest first."""
-        check_number("limit", limit, 1, 100_000)
+        limit = check_number("limit", limit, 1, 100_000)
         if before_id is not None:
-            check_number("before_id", before_id, 0, (1 << 63) - 1)
+            before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
         if actor is not None and not isinstance(actor, str):
             raise SpecMismatchError("actor", "a name", repr(actor))
         records: list[EpisodeRecord] = []
@@ -159,10 +161,10 @@ class RemoteTable:
           NotFoundError: no such episode. InvalidRequestError: a range outside the stored steps.
           ChunkCorruptError: the bytes are damaged, on the disk or on their way.
         """
-        check_number("episode_id", episode_id, 0, (1 << 63) - 1)
-        check_number("start", start, 0, 1 << 62)
+        episode_id = check_number("episode_id", episode_id, 0, (1 << 63) - 1)
+        start = check_number("start", start, 0, 1 << 62)
         if stop is not None:
-            check_number("stop", stop, 0, 1 << 62)
+            stop = check_number("stop", stop, 0, 1 << 62)
         request = pb.ReadEpisodeRequest(table=self.name, episode_id=episode_id, start=start, stop=stop)
         connection = self._client.connection
         pieces = connection.retrying(lambda: connection.call_stream("ReadEpisode", request))

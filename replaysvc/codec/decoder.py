@@ -30,14 +30,20 @@ class ChunkDecoder:
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
 
-    def decode(self, chunks: Sequence[bytes | memoryview]) -> list[DecodedChunk]:
-        """Returns the chunks decoded, in order.
+    def headers(self, chunks: Sequence[bytes | memoryview]) -> list[ChunkHeader]:
+        """Returns the checked headers of chunks. Raises as `read_header`."""
+        return [read_header(chunk, self._signature) for chunk in chunks]
+
+    def decode(
+        self, chunks: Sequence[bytes | memoryview], headers: Sequence[ChunkHeader] | None = None
+    ) -> list[DecodedChunk]:
+        """Returns the chunks decoded, in order; `headers` saves reading them again.
 
         Raises:
           ChunkCorruptError, FormatVersionError, SpecMismatchError: as `read_header`, or a payload that is not what the
             header says; then nothing is returned.
         """
-        headers = [read_header(chunk, self._signature) for chunk in chunks]
+        headers = self.headers(chunks) if headers is None else headers
         frames, sizes = [], []
         for chunk, header in zip(chunks, headers, strict=True):
             data = memoryview(chunk)

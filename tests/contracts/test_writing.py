@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import FieldSpec, Signature, TableConfig
+from replaysvc import FieldSpec, Signature, TableConfig, Transitions
 from replaysvc.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError
 from tests.builders import SCALARS, write_episode, write_episodes
 
@@ -263,3 +263,53 @@ def test_bad_params_are_refused(door):
         door.put_params("policy", b"", version=-1)
     with pytest.raises(SpecMismatchError, match="params"):
         door.put_params("../x", b"", version=1)
+
+
+def test_numbers_of_numpy_are_numbers(door):
+    table = door.create_table("t", SCALARS, TableConfig(capacity_steps=np.int64(100), flush_interval_s=np.float32(1)))
+    with table.writer() as writer:
+        write_episode(writer, 6, policy_version=np.int64(3))
+    batch = table.sample(np.int64(4), Transitions(np.int32(2), np.float64(0.5)), seed=np.uint64(1))
+    episode = table.read_episode(batch.episode_id[0], np.int64(1), np.int64(4))
+    assert episode["action"].tolist() == [1, 2, 3]
+    assert table.episodes(limit=np.int64(1))[0].policy_version == 3
+    assert table.config == TableConfig(capacity_steps=100)
+
+
+def test_batches_belong_to_the_caller(door):
+    table = door.create_table("t", SCALARS)
+    write_episodes(table, [5])
+    batch = table.sample(8)
+    for values in batch.asdict().values():
+        values[:] = 0
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [{"shape": (2,)}, {"dtype": "complex64"}, {"dtype": "float64"}, {"dtype": "int32"}],
+    ids=lambda change: str(change),
+)
+def test_rewards_that_no_return_could_be_summed_from_are_refused_at_once(reward):
+    spec = FieldSpec(**({"name": "r", "shape": (), "dtype": "float32"} | reward))
+    with pytest.raises(SpecMismatchError, match="reward"):
+        Signature(SCALARS.observation, SCALARS.action, reward=spec)
+
+
+def test_infinite_reward_is_refused_whatever_its_spec_says(door):
+    signature = Signature(SCALARS.observation, SCALARS.action, reward=FieldSpec("r", (), "float32"))
+    table = door.create_table("t", signature)
+    with table.writer() as writer:
+        writer.begin(0)
+        for reward in (np.inf, np.nan, 1e300):
+            with pytest.raises(SpecMismatchError, match="reward"):
+                writer.append(0, reward, 1)
+        writer.append(0, 1.0, 1, terminated=True)
+    assert table.episodes()[0].return_ == 1.0
+
+
+def test_error_within_the_block_of_a_writer_is_what_the_caller_hears_of(door):
+    table = door.create_table("t", SCALARS)
+    with pytest.raises(KeyError), table.writer() as writer:  # noqa: PT012 - what is raised is the block's own
+        write_episode(writer, 2)
+        door.delete_table("t")
+        raise KeyError

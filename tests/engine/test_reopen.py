@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replaysvc import FieldSpec, Signature, StoreConfig, TableConfig, Transitions
-from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError
+from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError, StorageError
 from replaysvc.replay import Replay
 from replaysvc.storage import Filesystem, Store
 from tests.builders import SCALARS, write_episode, write_episodes
@@ -320,3 +320,31 @@ def test_table_samples_on_after_its_newest_segment_was_lost(tmp_path):
         assert positions.max() > 12_000
         assert len(np.unique(positions[positions > 12_000])) > 5
         assert table.stats().steps == kept + 100
+
+
+class Surprise(Filesystem):
+    """Fails one commit in a way that nobody thought of."""
+
+    armed = False
+
+    def crashpoint(self, name):
+        if self.armed and name == "append.before_commit":
+            self.armed = False
+            raise RuntimeError("nobody thought of this")
+
+
+def test_unforeseen_failure_of_a_commit_is_told_to_its_writer_and_ends_nothing_else(tmp_path, monkeypatch):
+    disk = Surprise()
+    monkeypatch.setattr("replaysvc.replay.Store", lambda path, clock: Store(path, clock=clock, filesystem=disk))
+    with Replay(tmp_path / "s") as replay:
+        table, other = replay.create_table("t", SCALARS), replay.create_table("other", SCALARS)
+        writer = table.writer()
+        disk.armed = True
+        write_episode(writer, 5)
+        with pytest.raises(StorageError, match="RuntimeError"):
+            writer.flush()
+        write_episodes(other, [3])
+        assert other.stats().steps == 3
+        writer.flush()  # the commit left nothing behind, so it can be made again
+        writer.close()
+        assert table.stats().steps == 5

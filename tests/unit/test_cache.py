@@ -1,5 +1,7 @@
 """The arena of decoded chunks: what is found where, what is overwritten, and what it costs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -105,3 +107,15 @@ def test_cache_stays_within_its_budget():
     for row in range(2000):
         cache.insert(Cache.RECENT, row, chunk(20, 1), 20)
     assert budget // 2 < cache.used_bytes <= budget
+
+
+def test_empty_cache_of_a_large_budget_takes_no_memory_to_speak_of():
+    def resident():
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) << 10
+
+    before = resident()
+    caches = [Cache(SIGNATURE, 1 << 30, 1 << 28) for _ in range(8)]
+    for cache in caches:
+        cache.insert(Cache.RECENT, 0, chunk(3, 1), 3)
+    assert resident() - before < 64 << 20  # a huge page or two for each column that was touched
