@@ -29,7 +29,9 @@ class Committer:
 
     def __init__(self, config: StoreConfig, *, monotonic: Callable[[], float]) -> None:
         self._config, self._monotonic = config, monotonic
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # for the thread
+        self._room = threading.Condition(lock)  # for those who wait in `reserve`
         self._queue: deque[tuple[Target, AppendRequest, int]] = deque()
         self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
@@ -38,14 +40,17 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="replaysvc-committer", daemon=True)
         self._thread.start()
 
-    def reserve(self, size: int) -> None:
+    def reserve(self, size: int, wait_s: float) -> None:
         """Sets aside the memory of a request, its chunks as sent and decoded. What is larger than all there is goes alone.
 
         Raises:
-          CapacityError: `queue_bytes` are in use already; send it again later.
+          CapacityError: `queue_bytes` are in use, and go on so for `wait_s`; send it again later.
         """
         with self._changed:
-            if self._held_bytes and self._held_bytes + size > self._config.queue_bytes:
+            fits = self._room.wait_for(
+                lambda: not self._held_bytes or self._held_bytes + size <= self._config.queue_bytes, wait_s
+            )
+            if not fits:
                 raise CapacityError(
                     f"append: {self._held_bytes} bytes wait for a commit (queue_bytes={self._config.queue_bytes})"
                 )
@@ -55,6 +60,7 @@ class Committer:
         """Gives back what was reserved, for a request that is not submitted after all."""
         with self._changed:
             self._held_bytes -= size
+            self._room.notify_all()
 
     def submit(self, target: Target, request: AppendRequest, size: int) -> None:
         """Queues a request of which `size` bytes are reserved; the commit gives them back.
@@ -114,3 +120,4 @@ class Committer:
                 self.commits += 1
             with self._changed:
                 self._held_bytes -= sum(size for _, _, size in taken)
+                self._room.notify_all()

@@ -72,33 +72,38 @@ class EmbeddedSink:
         self._episodes = 0
 
     def put(self, chunk: bytes, *, wait: bool) -> None:
+        wait_s = _PUT_TIMEOUT_S if wait else 0.0
         with self._lock:
-            self._settle()
-            if wait and len(self._pending) >= _BUFFER_CHUNKS:
-                self._await_durable(time.monotonic() + _PUT_TIMEOUT_S, keep=_BUFFER_CHUNKS // 2)
-            request = self._table.submit(self._session, self._actor, [(self._sequence, chunk)], urgent=False)
-            self._pending.append((self._sequence, chunk, request))
+            request = None
+            try:
+                self._settle(wait_s)
+                if wait and len(self._pending) >= _BUFFER_CHUNKS:
+                    self._await_durable(time.monotonic() + wait_s, keep=_BUFFER_CHUNKS // 2)
+                request = self._submit(self._sequence, chunk, wait_s, urgent=False)
+            except CapacityError:
+                if wait:
+                    raise
+            self._pending.append((self._sequence, chunk, request))  # one that was not submitted is so by the next call
             self._sequence += 1
 
     def flush(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            self._settle()
+            self._settle(timeout_s)
             self._committer.hurry()
             self._await_durable(deadline, keep=0)
 
-    def _settle(self) -> None:
-        """Forgets what is durable; submits again, in order, what a failed commit left behind."""
+    def _submit(self, sequence: int, chunk: bytes, wait_s: float, *, urgent: bool) -> AppendRequest:
+        return self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=urgent, wait_s=wait_s)
+
+    def _settle(self, wait_s: float) -> None:
+        """Forgets what is durable; submits again, in order, what a failed commit left behind. Waits for room in the queue."""
         failed = False
         for i, (sequence, chunk, request) in enumerate(self._pending):
             failed = failed or request is None or (request.done.done() and request.done.exception() is not None)
             if failed:
                 self._pending[i] = (sequence, chunk, None)
-                self._pending[i] = (
-                    sequence,
-                    chunk,
-                    self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=True),
-                )
+                self._pending[i] = (sequence, chunk, self._submit(sequence, chunk, wait_s, urgent=True))
         while (
             self._pending
             and (first := self._pending[0][2]) is not None

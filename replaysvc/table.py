@@ -83,8 +83,12 @@ class Table:
             self._check_open()
             return self._sessions.get(session_id, -1)
 
-    def submit(self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool) -> AppendRequest:
+    def submit(
+        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, wait_s: float = 0.0
+    ) -> AppendRequest:
         """Checks and decodes chunks and queues them for the next commit; the request's `done` tells the outcome.
+
+        Waits up to `wait_s` for room in the queue.
 
         Raises:
           ChunkCorruptError, SpecMismatchError: a chunk is damaged or of another signature; none is taken.
@@ -93,7 +97,7 @@ class Table:
         data = [chunk for _, chunk in chunks]
         headers = self._decoder.headers(data)
         size = sum(map(len, data)) + sum(header.raw_bytes for header in headers)
-        self._committer.reserve(size)  # before the bytes are decoded: little data may decode to much
+        self._committer.reserve(size, wait_s)  # before the bytes are decoded: little data may decode to much
         try:
             decoded = self._decoder.decode(data, headers)
             request = AppendRequest(session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent)

@@ -147,7 +147,7 @@ def run(
     directory: Path, *, episodes: int, kills: int, seed: int, steps: int = 1000, console: Console | None = None
 ) -> Differences:
     """Runs the whole comparison in `directory`; returns what differed."""
-    console = console or Console()
+    console = console or Console(width=140)
     differences = Differences()
     makers = {"cheetah": cheetah_rollout, "breakout": breakout_rollout}
     data = {"cheetah": {}, "breakout": {}}

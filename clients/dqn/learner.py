@@ -6,7 +6,8 @@ The service does the n-step arithmetic: a batch's `reward` is the discounted sum
 
 Pacing. Stored steps pay for updates: the learner waits until `steps_per_update` steps are there for its next one. With each
 version of its network it publishes the steps it has used so far, and an actor waits while the table holds
-`max_ahead_steps` more than that. Neither side can starve or flood the other, however fast the machine runs either.
+`max_ahead_steps` more than that (and what is on its way there: a fraction of a second's worth). Neither side can starve
+or flood the other, however fast the machine runs either.
 
 `python -m dqn.learner --address HOST:PORT --run-dir DIR` starts a run, `--resume DIR` goes on with one that ended or was
 killed. Its replay data are in the service, which keeps them by itself.

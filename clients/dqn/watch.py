@@ -7,7 +7,7 @@ from typing import Any
 
 from dqn.config import Config
 from dqn.rundir import LearnerMetrics, Metrics, TrainEpisode
-from replay_client import NotFoundError, Replay, TableStats, UnavailableError
+from replay_client import NotFoundError, Replay, TableStats, UnavailableError, WaitTimeoutError
 
 _RATE_WINDOW_S = 5.0
 _RECENT_EPISODES = 20
@@ -39,7 +39,7 @@ class Watch:
             params = self._replay.get_params("evaluation")
             if params is not None:
                 self.verdict = json.loads(params.data)
-        except (NotFoundError, UnavailableError):  # whoever started the service sees how it is
+        except (NotFoundError, UnavailableError, WaitTimeoutError):  # whoever started the service sees how it is
             return
 
     def figures(self) -> dict[str, str]:

@@ -15,10 +15,12 @@ from replaysvc.codec.zstd import decompress
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.spec import FieldSpec, Signature
 
+_CAST, _DELTA, _SHUFFLE, _ZSTD, _OFFSETS = map(int, (Stage.CAST, Stage.DELTA, Stage.SHUFFLE, Stage.ZSTD, Stage.OFFSETS))
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """A chunk in stored precision; arrays may be read-only."""
+    """A chunk in stored precision. Arrays may be read-only, and may share memory with other chunks of the same call."""
 
     header: ChunkHeader
     columns: tuple[StoredColumn, ...]
@@ -29,6 +31,7 @@ class ChunkDecoder:
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
+        self._observation_columns = signature.observation_columns
 
     def headers(self, chunks: Sequence[bytes | memoryview]) -> list[ChunkHeader]:
         """Returns the checked headers of chunks. Raises as `read_header`."""
@@ -48,7 +51,7 @@ class ChunkDecoder:
         for chunk, header in zip(chunks, headers, strict=True):
             data = memoryview(chunk)
             for payload in header.payloads:
-                if payload.stages & Stage.ZSTD:
+                if int(payload.stages) & _ZSTD:
                     frames.append(data[payload.start : payload.start + payload.stored])
                     sizes.append(payload.raw)
         contents = iter(decompress(frames, sizes))
@@ -57,20 +60,21 @@ class ChunkDecoder:
             data = memoryview(chunk)
             columns = []
             for i, (spec, payload) in enumerate(zip(self._signature.columns, header.payloads, strict=True)):
-                raw: Any = (
-                    next(contents) if payload.stages & Stage.ZSTD else data[payload.start : payload.start + payload.stored]
-                )
-                columns.append(_decode_column(spec, rows_of(i, header.info.n_steps, self._signature), payload, raw))
+                zipped = int(payload.stages) & _ZSTD
+                raw: Any = next(contents) if zipped else data[payload.start : payload.start + payload.stored]
+                rows = rows_of(i, header.info.n_steps, self._observation_columns)
+                columns.append(_decode_column(spec, rows, payload, raw))
             decoded.append(DecodedChunk(header, tuple(columns)))
         return decoded
 
 
 def _decode_column(spec: FieldSpec, rows: int, payload: Payload, raw: Any) -> StoredColumn:
-    dtype = np.dtype(np.float16) if payload.stages & Stage.CAST else spec.dtype
+    bits = int(payload.stages)
+    dtype = np.dtype(np.float16) if bits & _CAST else spec.dtype
     shape = stored_shape(spec, rows)
     offsets = None
     start = 0
-    if payload.stages & Stage.OFFSETS:
+    if bits & _OFFSETS:
         start = spec.row_bytes
         offsets = np.frombuffer(raw, spec.dtype, math.prod(spec.shape)).reshape(spec.shape)
         if not np.isfinite(offsets).all():
@@ -78,9 +82,9 @@ def _decode_column(spec: FieldSpec, rows: int, payload: Payload, raw: Any) -> St
     if not math.prod(shape):
         return StoredColumn(np.empty(shape, dtype), offsets)
     body = np.frombuffer(raw, np.uint8, offset=start)
-    if payload.stages & Stage.SHUFFLE:
+    if bits & _SHUFFLE:
         body = unshuffle(body, dtype.itemsize)
-    if payload.stages & Stage.DELTA:
+    if bits & _DELTA:
         body = delta_decode(body.view(bits_dtype(dtype)).reshape(shape)).reshape(-1).view(np.uint8)
     if dtype.kind == "b" and body.max() > 1:
         raise ChunkCorruptError(f"chunk: column {spec.name} holds bytes that are no bools")

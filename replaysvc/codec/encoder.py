@@ -33,6 +33,7 @@ class ChunkEncoder:
 
     def __init__(self, signature: Signature, level: int = 3) -> None:
         self._signature = signature
+        self._observation_columns = signature.observation_columns
         self._compressor = Compressor(level)
         self._choice: list[Stage] = [Stage.ZSTD] * len(signature.columns)
         self._encoded = 0
@@ -55,7 +56,10 @@ class ChunkEncoder:
         self._encoded += 1
         payloads = []
         for i, (spec, values) in enumerate(zip(self._signature.columns, columns, strict=True)):
-            if values.shape != stored_shape(spec, rows_of(i, info.n_steps, self._signature)) or values.dtype != spec.dtype:
+            if (
+                values.shape != stored_shape(spec, rows_of(i, info.n_steps, self._observation_columns))
+                or values.dtype != spec.dtype
+            ):
                 raise InvalidRequestError(
                     f"chunk column {spec.name}: expected rows of {spec.dtype}{list(spec.shape)}, "
                     f"found {values.dtype}{list(values.shape)}"

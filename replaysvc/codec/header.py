@@ -29,6 +29,8 @@ Little-endian, no padding between the parts:
 An observation column has n_steps + 1 rows, any other n_steps. A column's raw bytes are its offsets if any (one value of the
 declared dtype for each element of the field's shape), then its rows in C order: float16 where cast, else the declared
 dtype; after `delta` and `shuffle`, in this order, where those bits are set. A column without zstd is stored as its raw bytes.
+With zstd it is one frame that states its content size, has no dictionary, a window of at most 8 MiB (or else its content size)
+and at most raw / 256 + 16 blocks.
 """
 
 import math
@@ -61,6 +63,10 @@ class Stage(IntFlag):
     SHUFFLE = 4
     ZSTD = 8
     OFFSETS = 16
+
+
+_STAGES = tuple(Stage(bits) for bits in range(32))  # flags are made and combined slowly, and this is done for every column read
+_CAST, _ZSTD, _OFFSETS = int(Stage.CAST), int(Stage.ZSTD), int(Stage.OFFSETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +105,17 @@ class ChunkHeader:
     raw_bytes: int
 
 
-def rows_of(column: int, n_steps: int, signature: Signature) -> int:
-    """Returns the rows of a column in a chunk of `n_steps`: one more for observations."""
-    return n_steps + (column < signature.observation_columns)
+def rows_of(column: int, n_steps: int, observation_columns: int) -> int:
+    """Returns the rows of a column in a chunk of `n_steps`: one more for observations, the first so many of the columns."""
+    return n_steps + (column < observation_columns)
 
 
-def raw_size(spec: FieldSpec, rows: int, stages: Stage) -> int:
-    """Returns the bytes of a column before zstd."""
+def raw_size(spec: FieldSpec, rows: int, stages: int) -> int:
+    """Returns the bytes of a column before zstd; `stages` as the bits of a Stage."""
+    bits = int(stages)
     values = math.prod(spec.shape)
-    width = 2 if stages & Stage.CAST else spec.dtype.itemsize
-    return values * rows * width + (values * spec.dtype.itemsize if stages & Stage.OFFSETS else 0)
+    width = 2 if bits & _CAST else spec.dtype.itemsize
+    return values * rows * width + (values * spec.dtype.itemsize if bits & _OFFSETS else 0)
 
 
 def decoded_bytes(chunk: bytes) -> int:
@@ -159,20 +166,18 @@ def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
     if start > len(data):
         raise ChunkCorruptError("chunk: it ends within its header")
     payloads, fallbacks, raw_bytes = [], 0, 0
+    observation_columns = signature.observation_columns  # counted anew at each look
     for i, spec in enumerate(signature.columns):
         bits, reserved_bytes, raw, stored = DESCRIPTOR.unpack_from(data, at + DESCRIPTOR.size * i)
-        rows = rows_of(i, n_steps, signature)
+        rows = rows_of(i, n_steps, observation_columns)
         raw_bytes += spec.row_bytes * rows
         known = bits & ~31 == 0 and reserved_bytes == b"\0\0\0"
-        stages = Stage(bits & 31)
-        cast = bool(stages & Stage.CAST)
-        honest = (
-            known and (not cast or spec.cast) and (cast or not stages & Stage.OFFSETS) and raw == raw_size(spec, rows, stages)
-        )
-        if not honest or raw_bytes > MAX_RAW_BYTES or (not stages & Stage.ZSTD and stored != raw):
+        cast = bool(bits & _CAST)
+        honest = known and (not cast or spec.cast) and (cast or not bits & _OFFSETS) and raw == raw_size(spec, rows, bits)
+        if not honest or raw_bytes > MAX_RAW_BYTES or (not bits & _ZSTD and stored != raw):
             raise ChunkCorruptError(f"chunk: the descriptor of column {spec.name} does not fit the signature")
         fallbacks += spec.cast and not cast
-        payloads.append(Payload(stages, raw, start, stored))
+        payloads.append(Payload(_STAGES[bits], raw, start, stored))
         start += stored
     if start != len(data):
         raise ChunkCorruptError(f"chunk: expected {start} bytes, found {len(data)}")

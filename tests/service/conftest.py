@@ -7,6 +7,7 @@ from replaysvc import ClientConfig, StoreConfig
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
 from tests.service.processes import ServerProcess
+from tests.service.raw import Raw
 
 
 @pytest.fixture
@@ -52,6 +53,14 @@ def connect():
     yield make
     for client in clients:
         client.close()
+
+
+@pytest.fixture
+def raw(serve):
+    """The methods of a server in this process, called by hand."""
+    raw = Raw(serve().address)
+    yield raw
+    raw.close()
 
 
 @pytest.fixture

@@ -80,6 +80,6 @@ class ServerProcess:
 def run_script(script: str, *arguments: str) -> str:
     """Runs a Python script in an interpreter of its own; returns what it printed. Fails if it fails."""
     command = [sys.executable, "-W", "error", "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout

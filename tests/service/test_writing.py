@@ -97,16 +97,16 @@ def test_full_queue_of_the_server_is_tried_again_and_nothing_is_lost(small_repla
     clients = [connect(server.address) for _ in range(3)]
     clients[0].create_table("t", BLOBS, TableConfig(chunk_steps=4))  # 0.6 MiB of a queue of 1 MiB, as sent and decoded
     refused = threading.Event()
-    submit = small_replay._committer.submit
+    reserve = small_replay._committer.reserve
 
     def counting(*args):
         try:
-            return submit(*args)
+            return reserve(*args)
         except CapacityError:
             refused.set()
             raise
 
-    monkeypatch.setattr(small_replay._committer, "submit", counting)
+    monkeypatch.setattr(small_replay._committer, "reserve", counting)
     gate = Gate(monkeypatch, small_replay, "t")
     writers = [client.table("t").writer() for client in clients]
     with ThreadPoolExecutor(3) as pool:
@@ -181,7 +181,7 @@ def test_timer_sends_a_part_filled_chunk_of_each_writer(serve, connect):
 
 def test_lasting_error_is_raised_by_flush_and_nothing_hangs(serve, connect):
     client = connect(serve().address)
-    table = client.create_table("t", SCALARS, TableConfig(chunk_steps=2))
+    table = client.create_table("t", SCALARS, TableConfig(chunk_steps=4))
     writer = table.writer()
     write_numbered(writer, 0, 4)
     writer.flush()
@@ -200,7 +200,7 @@ def test_lasting_error_is_raised_by_flush_and_nothing_hangs(serve, connect):
 
 def test_lasting_error_that_nobody_was_told_is_raised_by_close(serve, connect):
     client = connect(serve().address)
-    writer = client.create_table("t", SCALARS, TableConfig(chunk_steps=2)).writer()
+    writer = client.create_table("t", SCALARS, TableConfig(chunk_steps=4)).writer()
     writer.flush()
     client.delete_table("t")
     write_numbered(writer, 0, 4)
@@ -287,7 +287,7 @@ def test_compressible_chunks_are_sent_in_messages_that_the_server_can_hold_decod
 
     def measured(session, actor, chunks, **options):
         request = submit(session, actor, chunks, **options)
-        sizes.append(request.memory_bytes)
+        sizes.append(sum(chunk.header.raw_bytes for chunk in request.decoded))
         return request
 
     monkeypatch.setattr(engine, "submit", measured)

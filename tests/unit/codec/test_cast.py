@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from replaysvc.codec import ChunkDecoder, widen
-from replaysvc.codec.cast import RELATIVE_ERROR, cast_to_float16
+from replaysvc.codec.cast import cast_to_float16
 from replaysvc.codec.header import Stage
 from replaysvc.spec import Precision
 from tests.chunk_builders import decode_first, encode, field, one_column, same_bits
@@ -131,6 +131,26 @@ def test_negative_zero_survives_beside_a_dimension_with_an_offset():
     assert np.signbit(widen(decoded.columns[0], signature.columns[0])[:, 0]).tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -0.0])
+def test_dimension_with_an_odd_value_gets_no_offset_and_so_may_be_kept_lossless(odd):
+    """At 20 km only an offset would do, and -0.0, NaN and infinities are kept out of sums."""
+    values = np.append(20_000.0 + 0.001 * np.arange(100.0), odd)
+    back, cast, fallbacks = through_a_chunk(values, max_error=0.001)
+    assert same_bits(back, values)
+    assert (cast, fallbacks) == (False, 1)
+
+
+@pytest.mark.parametrize(("top", "fits"), [(1.3, False), (1.6, True)])
+def test_error_may_reach_one_1024th_of_the_range_and_no_more(top, fits):
+    """Near 1 the nearest float16 to 1.00048 is 1: an error of 0.00048. 0.3 / 1024 is less, 0.6 / 1024 is more.
+
+    The NaN keeps offsets out.
+    """
+    values = np.array([1.0, 1.00048, top, np.nan], np.float32)
+    _, cast, fallbacks = through_a_chunk(values)
+    assert (cast, fallbacks) == (fits, 1 - fits)
+
+
 def test_fields_declared_lossless_are_never_cast():
     values = np.array([1 / 3, 1e30], np.float32)
     signature = one_column("float32")
@@ -176,5 +196,5 @@ def test_no_value_moves_by_more_than_the_bound(dtype, data):
     exact = np.where(finite, values, np.nan).astype(np.float64)
     columns = [column[np.isfinite(column)] for column in exact.T]
     ranges = [float(column.max() - column.min()) for column in columns if len(column)]
-    bound = RELATIVE_ERROR * max(ranges, default=0.0) if max_error is None else max_error
+    bound = max(ranges, default=0.0) / 1024 if max_error is None else max_error
     assert (np.abs(back.astype(np.float64) - exact)[finite] <= bound).all()

@@ -1,12 +1,17 @@
 """What goes into a chunk comes out of it: to the last bit where nothing lossy was declared."""
 
+import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from replaysvc.codec import ChunkDecoder, ChunkEncoder, read_header, widen
+from replaysvc.codec import ChunkDecoder, ChunkEncoder, read_header, widen, zstd
+from replaysvc.codec.header import Stage
 from replaysvc.errors import InvalidRequestError
 from replaysvc.spec import DTYPES, FieldSpec, Precision, Signature
 from tests.chunk_builders import NAN_PAYLOADS, columns_for, decode_first, encode, field, make_info, one_column, same_bits
@@ -118,6 +123,78 @@ def test_many_chunks_are_decoded_in_order_from_bytes_and_views():
     assert ChunkDecoder(signature).decode([]) == []
 
 
+@pytest.mark.parametrize("together", [1, 500, 4 << 20], ids=["each alone", "some", "all"])
+def test_columns_keep_their_places_however_many_are_decompressed_in_one_call(together, monkeypatch):
+    """Frames of nothing and columns without a frame stand between the others; 40 int16 are 80 bytes."""
+    monkeypatch.setattr(zstd, "_CALL_BYTES", together)
+    signature = Signature(field("int16"), field("uint8", (0,)), noise=field("uint8"))
+    chunks = []
+    for i in range(30):
+        n = 40 + i
+        noise = ((np.arange(n - 1) * 97 + i * 31) % 251).astype(np.uint8)
+        columns = [np.full(n, i, np.int16), np.zeros((n - 1, 0), np.uint8), np.zeros(n - 1, np.float32), noise]
+        chunks.append((ChunkEncoder(signature).encode(make_info(signature, n - 1), columns), columns))
+    decoded = ChunkDecoder(signature).decode([chunk for chunk, _ in chunks])
+    for found, (_, columns) in zip(decoded, chunks, strict=True):
+        for column, values in zip(found.columns, columns, strict=True):
+            assert same_bits(column.values, values)
+
+
+def test_frames_share_a_call_up_to_its_bytes_and_empty_ones_take_part_in_none(monkeypatch):
+    """80 + 20 is just enough; 90 alone is under it; 30 would make it 120; 500 is a call of its own."""
+    monkeypatch.setattr(zstd, "_CALL_BYTES", 100)
+    assert list(zstd._groups([80, 0, 20, 90, 30, 500, 0, 1, 99])) == [[0, 2], [3], [4], [5], [7, 8]]
+    assert list(zstd._groups([0, 0])) == list(zstd._groups([])) == []
+
+
+def test_chunks_without_a_single_frame_are_decoded():
+    """The decompressor must not be called for no frames at all: it divides by their number."""
+    signature = one_column("int8")
+    chunk = encode(signature, np.array([1, -2], np.int8))
+    assert not any(payload.stages & Stage.ZSTD for payload in read_header(chunk, signature).payloads)
+    assert ChunkDecoder(signature).decode([chunk, chunk])[1].columns[0].values.tolist() == [1, -2]
+    assert zstd.decompress([], []) == []
+
+
+def test_one_decoder_serves_many_threads():
+    signature = one_column("float64", (5,))
+    decoder = ChunkDecoder(signature)
+    chunks = [encode(signature, np.full((60, 5), i, np.float64)) for i in range(24)]
+
+    def right(k):
+        order = [(k + j) % 24 for j in range(24)]
+        decoded = decoder.decode([chunks[i] for i in order])
+        return [float(chunk.columns[0].values.min()) for chunk in decoded] == order == [
+            int(chunk.columns[0].values.max()) for chunk in decoded
+        ]  # fmt: skip
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(right, range(32))) == [True] * 32
+
+
+def test_each_thread_has_a_decompressor_of_its_own():
+    """zstandard's objects must not be used by two threads at once."""
+
+    def mine(_):
+        barrier.wait(timeout=30)
+        zstd.decompress([], [])
+        return id(zstd._local.decompressor)
+
+    barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(mine, range(2)))) == 2
+
+
+def test_decoded_chunk_stays_right_when_all_else_of_the_call_is_gone():
+    """Columns of one call share memory; whoever keeps one keeps it alive."""
+    signature = one_column("uint8", (64,))
+    chunks = [encode(signature, np.full((20, 64), i, np.uint8)) for i in range(20)]
+    kept = ChunkDecoder(signature).decode(chunks)[7].columns[0].values
+    gc.collect()
+    ChunkDecoder(signature).decode(chunks[::-1])
+    assert (kept == 7).all()
+
+
 def test_encoder_that_decides_anew_after_many_chunks_stays_right(rng):
     """The kind of data changes after the stages were chosen, so the choice is a bad one, yet an exact one."""
     signature = one_column("int32", (8,))
@@ -127,6 +204,31 @@ def test_encoder_that_decides_anew_after_many_chunks_stays_right(rng):
         values = smooth + i if i < 40 else rng.integers(-(1 << 31), 1 << 31, (33, 8), dtype=np.int32)
         (decoded,) = decoder.decode([encoder.encode(make_info(signature, 32), columns_for(signature, values))])
         assert same_bits(decoded.columns[0].values, values)
+
+
+@pytest.mark.parametrize(("alike", "shuffled"), [(150, False), (200, True)])
+def test_stage_that_gains_less_than_two_percent_is_left_out(alike, shuffled):
+    """Of 8000 random bytes, `alike` highest ones are 0: shuffle puts them side by side and gains about so many bytes."""
+    raw = np.random.default_rng(0).integers(0, 256, (2000, 4), dtype=np.uint8)
+    raw[:alike, 3] = 0
+    signature = one_column("int32")
+    header = read_header(encode(signature, raw.view(np.int32)[:, 0]), signature)
+    assert bool(header.payloads[0].stages & Stage.SHUFFLE) == shuffled
+    assert header.payloads[0].stored == 8000 or shuffled
+
+
+def test_encoder_decides_anew_every_64_chunks():
+    """Noise wants no delta, a slow series does; the first chunk of the series is the 2nd, the next decision the 65th."""
+    signature = one_column("int32", (8,))
+    encoder = ChunkEncoder(signature)
+    noise = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, (65, 8), dtype=np.int32)
+    slow = (np.arange(65 * 8, dtype=np.int32).reshape(65, 8) % 8 * 1_000_003) + np.arange(65, dtype=np.int32)[:, None] * 77
+    stages = []
+    for i in range(66):
+        chunk = encoder.encode(make_info(signature, 64), columns_for(signature, slow if i else noise))
+        stages.append(read_header(chunk, signature).payloads[0].stages)
+    assert not any(bits & Stage.DELTA for bits in stages[:64])
+    assert all(bits & Stage.DELTA for bits in stages[64:])
 
 
 def test_encoder_neither_changes_nor_keeps_what_it_is_given():

@@ -2,6 +2,7 @@
 
 import struct
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def make_chunk(column=0, stages=PLAIN, payload=FLOATS, *, raw=None, **changes):
     columns = []
     for i, spec in enumerate(SIGNATURE.columns):
         mine = i == column
-        size = raw_size(spec, rows_of(i, STEPS, SIGNATURE), stages if mine else PLAIN)
+        size = raw_size(spec, rows_of(i, STEPS, SIGNATURE.observation_columns), stages if mine else PLAIN)
         columns.append((stages, size if raw is None else raw, payload) if mine else (PLAIN, size, bytes(size)))
     return write_chunk(make_info(SIGNATURE, STEPS, **changes), columns)
 
@@ -71,15 +72,20 @@ def peak_of(chunk):
 
 
 @pytest.mark.parametrize("claim", [1 << 40, 64 << 20, 49, 47, 0], ids=str)
-def test_frame_that_claims_another_size_is_refused_before_anything_is_allocated(claim):
+def test_frame_that_claims_another_size_is_refused_before_anything_is_allocated(claim, monkeypatch):
+    """No decompressor is there to be asked, and memory that it would take by itself does not show in `peak_of`."""
+    monkeypatch.setattr(zstd, "_local", SimpleNamespace(decompressor=object()))
     bomb = frame_header(claim)
     assert len(bomb) == 13
+    refused(make_chunk(stages=Stage.ZSTD, payload=bomb), f"found one that states {claim}")
     assert peak_of(make_chunk(stages=Stage.ZSTD, payload=bomb)) < 1 << 20
 
 
-def test_without_the_look_at_the_frame_13_bytes_take_64_mib(monkeypatch):
+def test_without_the_look_at_the_frame_one_that_lies_reaches_the_decompressor(monkeypatch):
+    monkeypatch.setattr(zstd, "_local", SimpleNamespace(decompressor=object()))
     monkeypatch.setattr(zstd, "_check_frame", lambda *_: None)
-    assert peak_of(make_chunk(stages=Stage.ZSTD, payload=frame_header(64 << 20))) >= 64 << 20
+    with pytest.raises(AttributeError, match="multi_decompress_to_buffer"):
+        decode(make_chunk(stages=Stage.ZSTD, payload=frame_header(1 << 40)))
 
 
 def test_frame_that_does_not_state_its_size_is_refused():
@@ -118,6 +124,48 @@ def test_frame_by_hand_without_either_is_taken():
     assert decode(make_chunk(stages=Stage.ZSTD, payload=payload)).columns[0].values.shape == (3, 4)
 
 
+def in_blocks(empty):
+    """A frame of 48 zeros after so many blocks that hold nothing."""
+    return struct.pack("<IBB", 0xFD2FB528, 0x20, 48) + bytes(3) * empty + (48 << 3 | 1).to_bytes(3, "little") + FLOATS
+
+
+def test_frame_of_more_blocks_than_any_encoder_makes_is_refused():
+    """48 bytes may come in 48 // 256 + 16 = 16 blocks; each costs a step of the walk to the frame's end."""
+    assert decode(make_chunk(stages=Stage.ZSTD, payload=in_blocks(15))).columns[0].values.shape == (3, 4)
+    refused(make_chunk(stages=Stage.ZSTD, payload=in_blocks(16)), "does not end where the column does")
+
+
+def test_walk_through_a_frame_knows_every_kind_of_block():
+    """Kind 0 holds its bytes, kind 1 one byte that is repeated, kind 2 compressed ones; kind 3 is reserved."""
+    start = struct.pack("<IBB", 0xFD2FB528, 0x20, 48)
+    repeated = start + (48 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    assert decode(make_chunk(stages=Stage.ZSTD, payload=repeated)).columns[0].values.tolist() == [[0.0] * 4] * 3
+    both = start + (40 << 3).to_bytes(3, "little") + bytes(40) + (8 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    assert decode(make_chunk(stages=Stage.ZSTD, payload=both)).columns[0].values.tolist() == [[0.0] * 4] * 3
+    refused(make_chunk(stages=Stage.ZSTD, payload=start + (48 << 3 | 3 << 1 | 1).to_bytes(3, "little") + FLOATS))
+
+
+def test_frame_whose_last_block_is_not_marked_as_such_does_not_reach_the_decompressor():
+    start = struct.pack("<IBB", 0xFD2FB528, 0x20, 48)
+    refused(make_chunk(stages=Stage.ZSTD, payload=start + (48 << 3).to_bytes(3, "little") + FLOATS), "does not end where")
+
+
+def test_frame_with_a_checksum_of_its_own_is_taken_unless_damaged():
+    payload = frame(write_checksum=True)
+    assert zstandard.get_frame_parameters(payload).has_checksum
+    assert decode(make_chunk(stages=Stage.ZSTD, payload=payload)).columns[0].values.tolist() == [[0.0] * 4] * 3
+    refused(make_chunk(stages=Stage.ZSTD, payload=payload[:-1] + bytes([payload[-1] ^ 1])), "does not decompress")
+
+
+@pytest.mark.parametrize("options", [{}, {"write_checksum": True}], ids=["plain", "checksum"])
+def test_frame_cut_off_anywhere_is_refused(options):
+    payload = frame(**options)
+    for size in range(len(payload)):
+        refused(
+            make_chunk(stages=Stage.ZSTD, payload=payload[:size]), "no zstd frame|states|does not end where the column does"
+        )
+
+
 MAGIC = b"\x28\xb5\x2f\xfd"
 NOT_ONE_FRAME = {
     "trailing byte": frame() + b"\0",
@@ -136,6 +184,19 @@ NOT_ONE_FRAME = {
 @pytest.mark.parametrize("payload", NOT_ONE_FRAME.values(), ids=NOT_ONE_FRAME)
 def test_payload_that_is_not_one_whole_frame_is_refused(payload):
     refused(make_chunk(stages=Stage.ZSTD, payload=payload))
+
+
+@pytest.mark.parametrize("extra", [b"\0", frame()], ids=["byte", "frame"])
+def test_without_the_look_at_the_frame_what_follows_it_goes_unnoticed(extra, monkeypatch):
+    refused(make_chunk(stages=Stage.ZSTD, payload=frame() + extra), "does not end where the column does")
+    monkeypatch.setattr(zstd, "_check_frame", lambda *_: None)
+    assert decode(make_chunk(stages=Stage.ZSTD, payload=frame() + extra)).columns[0].values.shape == (3, 4)
+
+
+def test_frame_of_nothing_is_held_to_its_end_as_well():
+    assert decode(make_chunk(3, Stage.ZSTD, frame(b""))).columns[3].values.shape == (2, 0)
+    refused(make_chunk(3, Stage.ZSTD, frame(b"") + b"\0"), "does not end where the column does")
+    refused(make_chunk(3, Stage.ZSTD, frame_header(1 << 40)), "states")
 
 
 @pytest.mark.parametrize("raw", [0, 47, 49, (1 << 32) - 1])
@@ -202,9 +263,19 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.mark.parametrize("offset, code, value", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+@pytest.mark.parametrize(("offset", "code", "value"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_header_field_out_of_range_is_refused(offset, code, value):
     refused(with_checksum(make_chunk(), {offset: struct.pack(code, value)}))
+
+
+@pytest.mark.parametrize("steps", [0, 65_536, (1 << 32) - 1])
+def test_step_count_out_of_range_is_named_before_any_size_is_taken_from_it(steps):
+    refused(with_checksum(make_chunk(), {40: struct.pack("<I", steps)}), "out of range")
+
+
+def test_metadata_of_more_than_64_kib_is_refused_though_it_is_all_there():
+    assert len(read_header(make_chunk(metadata=bytes(65_536)), SIGNATURE).info.metadata) == 65_536
+    refused(make_chunk(metadata=bytes(65_537)), "65537 bytes of metadata")
 
 
 def test_metadata_belongs_to_the_first_chunk_of_an_episode_alone():
@@ -220,7 +291,7 @@ def test_offsets_that_are_not_finite_are_refused(offset):
 
 
 @pytest.mark.parametrize(
-    "stages, payload", [(PLAIN, b"\2\1"), (PLAIN, b"\1\xff"), (Stage.DELTA, b"\1\1"), (Stage.SHUFFLE, b"\0\2")]
+    ("stages", "payload"), [(PLAIN, b"\2\1"), (PLAIN, b"\1\xff"), (Stage.DELTA, b"\1\1"), (Stage.SHUFFLE, b"\0\2")]
 )
 def test_bools_other_than_0_and_1_are_refused(stages, payload):
     """With delta, 1 and 1 stand for 1 and 2."""
@@ -242,7 +313,9 @@ def test_stages_of_an_empty_field_make_no_trouble(bits):
 def test_steps_that_would_decode_to_more_than_the_limit_are_refused_by_the_header():
     """65536 rows of 8000 bytes are 524 MB; the chunk has 200 bytes."""
     signature = Signature(FieldSpec("", (1000,), np.float64, Precision.LOSSLESS), FieldSpec("", (), np.uint8))
-    sizes = [raw_size(spec, rows_of(i, 65_535, signature), PLAIN) for i, spec in enumerate(signature.columns)]
+    sizes = [
+        raw_size(spec, rows_of(i, 65_535, signature.observation_columns), PLAIN) for i, spec in enumerate(signature.columns)
+    ]
     assert sizes[0] == 524_288_000
     chunk = write_chunk(make_info(signature, 65_535), [(Stage.ZSTD, size, frame_header(size)) for size in sizes])
     with pytest.raises(ChunkCorruptError, match="observation"):
