@@ -363,6 +363,6 @@ def parse_metadata(encoded: bytes) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(encoded)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -26,7 +26,7 @@ CONFIG = "config"  # parameter set: the hyper-parameters as JSON
 
 ACTING, EVALUATING = 1, 2  # streams of random numbers, which must never be the same
 
-_LAST_S = 20  # from a signal to the end of a process, if it does not end by itself
+_LAST_S = 10  # from a signal to the end of a process, if it does not end by itself
 
 
 def make_envs(config: Config, count: int) -> SyncVectorEnv:

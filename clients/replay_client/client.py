@@ -90,7 +90,8 @@ class Client:
 
         def pieces() -> Iterator[pb.PutParamsRequest]:
             for start in range(0, max(1, len(data)), _PIECE_BYTES):
-                yield pb.PutParamsRequest(name=name, version=version, piece=data[start : start + _PIECE_BYTES])
+                piece = data[start : start + _PIECE_BYTES]
+                yield pb.PutParamsRequest(name=name, version=version, size=len(data), piece=piece)
 
         self._connection.retrying(lambda: self._connection.call("PutParams", pieces()))
 

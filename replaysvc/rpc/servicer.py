@@ -137,16 +137,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def PutParams(self, requests: Iterator[pb.PutParamsRequest], context: Any) -> pb.PutParamsResponse:
         pieces: list[bytes] = []
-        name, version, size = "", -1, 0
+        name, version, promised, size = "", -1, 0, 0
         with _limited(self._uploads, context):
             for number, request in enumerate(requests):
                 if number == 0:
-                    name, version = request.name, request.version
+                    name, version, promised = request.name, request.version, request.size
                 pieces.append(request.piece)
                 size += len(pieces[-1])
                 convert.piece_limit(size, _MAX_PARAMS_BYTES)
             if not pieces:
                 raise SpecMismatchError("PutParams", "at least one message", "none")
+            if size != promised:  # a sender that died looks like one that ended
+                raise SpecMismatchError("PutParams.piece", f"{promised} bytes in all", f"{size}")
             self._replay.put_params(name, b"".join(pieces), version=version)
         return pb.PutParamsResponse()
 

@@ -250,14 +250,16 @@ class ReadEpisodeResponse(_message.Message):
     def __init__(self, chunks: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PutParamsRequest(_message.Message):
-    __slots__ = ("name", "version", "piece")
+    __slots__ = ("name", "version", "piece", "size")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     piece: bytes
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+    size: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., piece: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class PutParamsResponse(_message.Message):
     __slots__ = ()

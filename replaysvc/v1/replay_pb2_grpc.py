@@ -164,7 +164,7 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutParams(self, request_iterator, context):
-        """The first message carries name and version; every message may carry a piece of the bytes.
+        """The first message carries name, version and size; every message may carry a piece of the bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,7 +73,7 @@ def test_no_process_outlives_the_demo(tmp_path, number):
     assert len(others) == 5
     assert demo.returncode == (-9 if number == signal.SIGKILL else 1)
     assert ("is kept" in rest) == (number != signal.SIGKILL)
-    _, alive = psutil.wait_procs(others, timeout=30)
+    _, alive = psutil.wait_procs(others, timeout=60)
     assert alive == []
 
 

@@ -6,6 +6,7 @@ import grpc
 
 from replay_client.connection import error_of
 from replaysvc import TableConfig
+from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 from replaysvc.writer import Writer
@@ -53,7 +54,7 @@ class Raw:
     """The methods of the service, called by hand."""
 
     def __init__(self, address):
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)])
         self.stub = replay_pb2_grpc.ReplayServiceStub(self._channel)
 
     def append(self, chunks, first=0, *, session=SESSION, actor="", table="t"):
