@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import UnavailableError
@@ -49,7 +49,7 @@ class Server:
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, {"Sample": frame}),))
-        self._health = health.HealthServicer()
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = 0
         with contextlib.suppress(RuntimeError):  # how grpc says that it cannot bind
@@ -86,5 +86,20 @@ class Server:
         self._server.stop(grace_s).wait()
 
     def _set_health(self, status: Any) -> None:
-        for name in ("", SERVICE):
-            self._health.set(name, status)
+        self._health.status = status
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
+    """The standard health service, without `Watch`.
+
+    The library's own servicer can deadlock its server when a watcher leaves while the status changes, which is what happens
+    at every stop. Clients take UNIMPLEMENTED as "no health to watch", and probes call `Check`.
+    """
+
+    def __init__(self) -> None:
+        self.status: Any = health_pb2.HealthCheckResponse.NOT_SERVING
+
+    def Check(self, request: Any, context: Any) -> Any:
+        if request.service not in ("", SERVICE):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service!r} is not known")
+        return health_pb2.HealthCheckResponse(status=self.status)

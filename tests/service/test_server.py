@@ -48,33 +48,26 @@ def test_free_port_is_probed_and_bound(replay, serve):
     assert serve(first.port).port == first.port
 
 
-def test_health_is_serving_then_not_serving(serve):
+def test_health_is_serving_until_the_server_stops(serve):
     server = serve()
     with grpc.insecure_channel(server.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", SERVICE):
             assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == SERVING
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert next(watch).status == SERVING
-        with ThreadPoolExecutor(1) as pool:
-            stopping = pool.submit(server.stop, 30.0)
-            assert next(watch).status == NOT_SERVING
-            watch.cancel()
-            stopping.result()
+        with pytest.raises(grpc.RpcError) as unknown:
+            health.Check(health_pb2.HealthCheckRequest(service="nosuch"))
+        assert unknown.value.code() == grpc.StatusCode.NOT_FOUND
+        server.stop(5.0)
         with pytest.raises(grpc.RpcError):
             health.Check(health_pb2.HealthCheckRequest())
 
 
-def test_watchers_of_the_health_hold_no_worker(serve, connect):
-    server = serve(max_workers=4)
+def test_watching_the_health_is_not_offered(serve):
+    server = serve()
     with grpc.insecure_channel(server.address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(6)]
-        assert [next(watch).status for watch in watches] == [SERVING] * 6
-        client = connect(server.address, reconnect_timeout_s=0.0)
-        assert client.tables() == []
-        for watch in watches:
-            watch.cancel()
+        with pytest.raises(grpc.RpcError) as refused:
+            next(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_graceful_stop_lets_a_running_append_finish(serve, connect, replay, monkeypatch):
@@ -84,13 +77,14 @@ def test_graceful_stop_lets_a_running_append_finish(serve, connect, replay, monk
     write_numbered(writer, 0, 5)
     held, go_on = gate(monkeypatch, replay, "t")
     with grpc.insecure_channel(server.address) as channel, ThreadPoolExecutor(2) as pool:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        assert next(watch).status == SERVING
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest()).status == SERVING
         flush = pool.submit(writer.flush)
         assert held.wait(60)
         stopping = pool.submit(server.stop, 60.0)
-        assert next(watch).status == NOT_SERVING
-        watch.cancel()
+        with pytest.raises(grpc.RpcError):  # noqa: PT012 - no new call is taken any more
+            while health.Check(health_pb2.HealthCheckRequest(), timeout=60).status in (SERVING, NOT_SERVING):
+                pass
         assert not flush.done()
         assert not stopping.done()
         go_on.set()
