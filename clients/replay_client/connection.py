@@ -28,6 +28,7 @@ from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
 ERROR_KEY = "replaysvc-error"
+_FORK_WAIT_S = 5.0  # how long a fork waits for calls that are under way
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -77,6 +78,52 @@ class ProcessLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+class _Gate:
+    """Counts the calls that are within gRPC, and keeps others out while the process forks.
+
+    A fork in the middle of a call leaves the child with gRPC's locks as they were, locked by threads that are no more.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._forking = False
+
+    def enter(self) -> None:
+        with self._changed:
+            while self._forking:
+                self._changed.wait()
+            self._inside += 1
+
+    def leave(self, _: object = None) -> None:
+        with self._changed:
+            self._inside = max(0, self._inside - 1)  # in a child, a call of the parent may still end
+            if self._forking:
+                self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def close(self) -> None:
+        """Before a fork."""
+        with self._changed:
+            self._forking = True
+            self._changed.wait_for(lambda: not self._inside, _FORK_WAIT_S)
+
+    def open(self) -> None:
+        """After it, in the parent."""
+        with self._changed:
+            self._forking = False
+            self._changed.notify_all()
+
+
+_gate = _Gate()
+os.register_at_fork(before=_gate.close, after_in_parent=_gate.open, after_in_child=_gate.__init__)  # type: ignore[misc]
 
 
 class Connection:
@@ -134,25 +181,32 @@ class Connection:
         """
         self._connect()
         timeout_s = self.config.call_timeout_s if timeout_s is None else timeout_s
-        with translated(self.address):
+        with translated(self.address), _gate:
             return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
 
     def call_stream(self, method: str, request: Any) -> list[Any]:
         """Returns all answers of one attempt of a method that streams them. Raises as `call`."""
         self._connect()
-        with translated(self.address):
+        with translated(self.address), _gate:
             return list(getattr(self._stub, method)(request, timeout=self.config.call_timeout_s * 10, metadata=self._metadata))
 
     def start_sample(self, request: pb.SampleRequest, timeout_s: float) -> Any:
         """Starts one attempt of a sample call; returns its future."""
         self._connect()
-        with translated(self.address):
-            return self._frames.future(request, timeout=timeout_s, metadata=self._metadata)
+        _gate.enter()
+        try:
+            with translated(self.address):
+                future = self._frames.future(request, timeout=timeout_s, metadata=self._metadata)
+        except BaseException:
+            _gate.leave()
+            raise
+        future.add_done_callback(_gate.leave)
+        return future
 
     def sample(self, request: pb.SampleRequest, timeout_s: float) -> bytes:
         """Returns the frame of one attempt of a sample call. Raises as `call`."""
         self._connect()
-        with translated(self.address):
+        with translated(self.address), _gate:
             frame: bytes = self._frames(request, timeout=timeout_s, metadata=self._metadata)
         return frame
 

@@ -13,9 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from replay_client.connection import Connection
 from replaysvc.codec.header import decoded_bytes
@@ -38,7 +36,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.1  # how often part-filled chunks are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
-_FORK_WAIT_S = 5.0  # how long a fork waits for an append that is under way
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
 _MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
@@ -62,7 +59,6 @@ class Sender:
         self._process = os.getpid()
         self._session = os.urandom(16)
         self._changed = threading.Condition()
-        self._calling = self._paused = False  # whether the thread is within gRPC, and whether it must stay out
         self._queue: deque[_Queued] = deque()  # not acknowledged, in order
         self._queued_bytes = 0
         self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
@@ -169,18 +165,6 @@ class Sender:
         """Returns whether new writers need another sender: this one was closed, or can store nothing any more."""
         return self._closing or self._permanent is not None
 
-    def pause(self) -> None:
-        """Before a fork: keeps the thread out of gRPC, whose locks it could leave locked in the child."""
-        with self._changed:
-            self._paused = True
-            self._changed.wait_for(lambda: not self._calling, _FORK_WAIT_S)
-
-    def resume(self) -> None:
-        """After a fork, in the parent."""
-        with self._changed:
-            self._paused = False
-            self._changed.notify_all()
-
     def disown(self) -> None:
         """After a fork, in the child: ends the parent's writers here. Other threads, and the locks that they held, are gone."""
         self._changed = threading.Condition()
@@ -247,7 +231,7 @@ class Sender:
         """Makes one attempt to store the first chunks of the queue."""
         if not self._known:
             opening = pb.OpenSessionRequest(table=self._table, session_id=self._session)
-            last = self._call("OpenSession", opening).last_sequence
+            last = self._connection.call("OpenSession", opening).last_sequence
             with self._changed:
                 first = self._queue[0].sequence if self._queue else self._put
                 if last < first - 1:
@@ -269,24 +253,13 @@ class Sender:
             return
         request = pb.AppendRequest(table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent)
         try:
-            last = self._call("Append", request).last_sequence
+            last = self._connection.call("Append", request).last_sequence
         except BaseException:
             self._known = False
             self._urgent = self._urgent or urgent
             raise
         with self._changed:
             self._acknowledge(last)
-
-    def _call(self, method: str, request: Any) -> Any:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._paused)
-            self._calling = True
-        try:
-            return self._connection.call(method, request)
-        finally:
-            with self._changed:
-                self._calling = False
-                self._changed.notify_all()
 
     def _acknowledge(self, last: int) -> None:
         while self._queue and self._queue[0].sequence <= last:
@@ -332,15 +305,12 @@ class Sender:
 _senders: "weakref.WeakSet[Sender]" = weakref.WeakSet()
 
 
-def _each(act: Callable[[Sender], None]) -> Callable[[], None]:
-    def act_on_all() -> None:
-        for sender in list(_senders):
-            act(sender)
-
-    return act_on_all
+def _disown_all() -> None:
+    for sender in list(_senders):
+        sender.disown()
 
 
-os.register_at_fork(before=_each(Sender.pause), after_in_parent=_each(Sender.resume), after_in_child=_each(Sender.disown))
+os.register_at_fork(after_in_child=_disown_all)
 
 
 @atexit.register

@@ -86,7 +86,7 @@ with table.writer() as writer:
 """
 
 BUSY_FORK = """
-# threads of the parent append all the while, so that some hold locks or are within a call at some of the forks
+# threads of the parent append and sample all the while, so that some hold locks or are within a call at some of the forks
 import threading
 
 table = client.create_table("t", SCALARS, TableConfig(chunk_steps=1, flush_interval_s=0.001))
@@ -96,6 +96,7 @@ def work(writer, number):
     while not stop.is_set():
         write(writer, number, 5)
         writer.flush()
+        table.sample(4, timeout_s=60)
         number += 100
 
 writers = [table.writer(actor=str(i)) for i in range(3)]
@@ -141,7 +142,7 @@ def test_client_not_used_before_the_fork_works_on_both_sides(server_process, rem
     assert stored_lengths(remote.table("t")) == {0: 3}
 
 
-def test_fork_while_other_threads_write(server_process, remote):
+def test_fork_while_other_threads_write_and_sample(server_process, remote):
     run_script(HEAD + BUSY_FORK, server_process.address)
     assert set(stored_lengths(remote.table("t")).values()) == {5}
 
