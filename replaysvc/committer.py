@@ -36,7 +36,6 @@ class Committer:
         self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
         self._last_begin = -float("inf")
-        self.commits = 0
         self._thread = threading.Thread(target=self._run, name="replaysvc-committer", daemon=True)
         self._thread.start()
 
@@ -117,7 +116,6 @@ class Committer:
                 by_target.setdefault(id(target), (target, []))[1].append(request)
             for target, requests in by_target.values():
                 target.commit(requests)
-                self.commits += 1
             with self._changed:
                 self._held_bytes -= sum(size for _, _, size in taken)
                 self._room.notify_all()

@@ -102,7 +102,7 @@ class EmbeddedSink:
         for i, (sequence, chunk, request) in enumerate(self._pending):
             failed = failed or request is None or (request.done.done() and request.done.exception() is not None)
             if failed:
-                self._pending[i] = (sequence, chunk, None)
+                self._pending[i] = (sequence, chunk, None)  # and so it stays if it cannot be submitted now
                 self._pending[i] = (sequence, chunk, self._submit(sequence, chunk, wait_s, urgent=True))
         while (
             self._pending

@@ -66,9 +66,7 @@ class Table:
         self._open = open_episodes_of(loaded)
         self._next_chunk_id, self._next_episode_id = loaded.next_chunk_id, loaded.next_episode_id
         self._samplers: dict[str, Selector] = {"uniform": Uniform()}
-        self._counts = dict.fromkeys(
-            ("appended", "removed", "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses"), 0
-        )
+        self._counts = dict.fromkeys(("items", "calls", "duplicates", "corrupt", "commits", "hits", "misses"), 0)
         self._closed: ReplayError | None = None
         for sampler in self._samplers.values():
             for start, stop in self._index.runs():
@@ -168,7 +166,6 @@ class Table:
                 self._cache_chunk(Cache.RECENT, row, chunk)
             for sampler in self._samplers.values():
                 sampler.insert(int(index["position"][0]), self._index.head)
-            self._counts["appended"] += int(index["n_steps"].sum())
             self._counts["commits"] += 1
             self._changed.notify_all()
 
@@ -176,12 +173,10 @@ class Table:
         """Removes the oldest steps beyond capacity; whole segments that hold nothing else leave the disk."""
         with self._changed:
             tail = self._index.tail
-            removed = self._index.remove_excess(self.config.capacity_steps, self.config.capacity_bytes)
-            if not removed:
+            if not self._index.remove_excess(self.config.capacity_steps, self.config.capacity_bytes):
                 return
             for sampler in self._samplers.values():
                 sampler.remove(tail, self._index.tail)
-            self._counts["removed"] += removed
             kept = self._index.first_chunk_id
             self._forget_removed_episodes()
         if kept is not None:
@@ -250,8 +245,9 @@ class Table:
                 if missing is None:
                     return None
                 self._counts["misses"] += len(missing)
+                if not fetched:
+                    self._counts["hits"] += len(plan.positions) - int(np.isin(plan.windows.rows[:, 0], missing).sum())
                 if not missing:
-                    self._counts["hits"] += len(plan.positions) - min(len(fetched), len(plan.positions))
                     self._counts["calls"] += 1
                     self._counts["items"] += len(plan.positions)
                     return gather(plan, self._index, self._cache, self.signature, fetched, self._clock())

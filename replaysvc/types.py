@@ -101,8 +101,8 @@ class TableStats:
     """Counters of one table. `_total` counts since the table was made or the process started; others are as of now.
 
     disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s')
-    in declared dtypes. cache_hits_total counts sampled items, cache_misses_total chunks read from disk for them; a chunk
-    that serves several items of a batch is one miss. lossless_fallbacks_total counts chunk columns declared float16 that
+    in declared dtypes. cache_hits_total counts sampled items whose anchor was cached, cache_misses_total chunks read from
+    disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
     were kept lossless.
     """
 

@@ -1,54 +1,92 @@
-"""A service in a process of its own, for tests, scripts and benchmarks: started, killed, started again on the same port."""
+"""Services in processes of their own, so that they can be killed, and scripts that need an interpreter of their own."""
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+_LISTENING = "listening on "
+
 
 class ServiceProcess:
-    """`python -m replaysvc serve` on a store; a context manager that ends it."""
+    """`python -m replaysvc serve` on a store. Starts again on the port that it had before; a context manager that cleans up."""
 
     def __init__(self, data: Path, *options: str) -> None:
         self._data, self._options = data, options
+        self._process: subprocess.Popen[str] | None = None
         self.port = 0
-        self.process: subprocess.Popen[str] | None = None
-        self.start()
+        self.printed = ""  # on standard output after the line that says where it listens; known once it has ended
+        self.log = data.parent / f"{data.name}.log"
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Starts it, on the same port as before if there was one, and returns when it listens."""
+    def start(self) -> "ServiceProcess":
+        """Starts the process; returns when it listens."""
+        assert self._process is None, "it runs already"
         command = [sys.executable, "-m", "replaysvc", "serve", "--data", str(self._data), "--port", str(self.port)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        with Path(f"{self._data}.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, *self._options], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-            )
-        line = self.process.stdout.readline()
-        if not line.startswith("listening on "):
-            self.process.wait()
-            raise RuntimeError(f"the service did not start: {Path(f'{self._data}.log').read_text()}")
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen([*command, *self._options], stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith(_LISTENING):
+            status = self._end()
+            raise AssertionError(f"the server ended with status {status}: {self.log.read_text()}")
         self.port = int(line.rpartition(":")[2])
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Sends a signal, returns the exit status."""
-        self.process.send_signal(number)
-        status = self.process.wait(30)
-        self.process.stdout.close()
-        return status
-
-    def kill(self) -> None:
-        """Ends it as a crash would."""
-        self.end(signal.SIGKILL)
-
-    def __enter__(self) -> "ServiceProcess":
         return self
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it does not run"
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Ends the process with SIGKILL, as a crash would."""
+        assert self._process is not None, "it does not run"
+        self._process.kill()
+        self._end()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal and returns at once."""
+        assert self._process is not None, "it does not run"
+        self._process.send_signal(number)
+
+    def wait(self) -> int:
+        """Waits for the process to end; returns its exit status."""
+        assert self._process is not None, "it does not run"
+        self._process.wait()
+        return self._end()
+
+    def terminate(self) -> int:
+        """Ends the process with SIGTERM, as an operator would; returns its exit status."""
+        assert self._process is not None, "it does not run"
+        self._process.terminate()
+        return self.wait()
+
+    def restart(self) -> None:
+        """Kills the process and starts it again on the same store and port."""
+        self.kill()
+        self.start()
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        self.printed = process.stdout.read()
+        process.stdout.close()
+        return process.wait()
+
+    def __enter__(self) -> "ServiceProcess":
+        return self.start()
+
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.end()
-        self.process.stdout.close()
+        if self._process is not None:
+            self.kill()
+
+
+def run_script(script: str, *arguments: str) -> str:
+    """Runs a Python script in an interpreter of its own; returns what it printed. Fails if it fails."""
+    command = [sys.executable, "-W", "error", "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

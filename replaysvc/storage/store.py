@@ -147,10 +147,6 @@ class Store:
         """Returns the stored version of each parameter set."""
         return dict(self._params.versions)
 
-    def disk_free_bytes(self) -> int:
-        """Returns the bytes that the file system has free."""
-        return self._filesystem.free_bytes(self.path)
-
     def close(self) -> None:
         """Closes all tables and gives the directory free."""
         for table in self._tables.values():

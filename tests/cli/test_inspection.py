@@ -27,7 +27,7 @@ def test_json_is_the_same_from_the_service_and_from_its_store(service, replaysvc
     ]  # fmt: skip
     assert json.loads(replaysvc("stats", service.address, "short", "--json").stdout) == asked[:1]
     assert json.loads(replaysvc("tables", service.address, "--json").stdout) == asked
-    service.end()
+    service.terminate()
     kept = ("name", "steps", "episodes", "chunks", "stored_bytes", "disk_bytes", "raw_bytes", "next_position", "waiting_for")
     opened = json.loads(replaysvc("stats", "store", "--json").stdout)
     assert [[row[name] for name in kept] for row in opened] == [[row[name] for name in kept] for row in asked]
@@ -65,7 +65,7 @@ def test_store_that_a_service_has_open_is_refused_with_the_way_out(service, refu
 
 def test_address_without_a_service_is_refused(service, refused):
     address = service.address
-    service.end()
+    service.terminate()
     started_at = time.monotonic()
     status, sentence = refused("tables", address)
     assert status == 4

@@ -45,9 +45,8 @@ def test_serves_until_a_signal_and_keeps_what_it_has(tmp_path, number):
     with ServiceProcess(tmp_path / "store") as service:
         with replay_client.connect(service.address) as client:
             write_episodes(client.create_table("t", SCALARS), [3])
-        service.process.send_signal(number)
-        rest, _ = service.process.communicate(timeout=30)
-        assert (service.process.returncode, rest) == (0, "")
+        service.signal(number)
+        assert (service.wait(), service.printed) == (0, "")
     log = (tmp_path / "store.log").read_text()
     assert f"stopping at {number.name}" in log
     assert "Traceback" not in log
@@ -62,7 +61,7 @@ def test_stops_although_a_client_waits_for_data(tmp_path):
         ThreadPoolExecutor(1) as pool,
     ):  # fmt: skip
         waiting = pool.submit(client.create_table("t", SCALARS).sample, 1, timeout_s=60)
-        assert service.end() == 0
+        assert service.terminate() == 0
         assert isinstance(waiting.exception(timeout=30), UnavailableError)
 
 

@@ -6,14 +6,14 @@ import replay_client
 from replaysvc import ClientConfig, StoreConfig
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
-from tests.service.processes import ServerProcess
+from tests.processes import ServiceProcess
 from tests.service.raw import Raw
 
 
 @pytest.fixture
 def server_process(tmp_path):
     """A running server process on an empty store."""
-    with ServerProcess(tmp_path / "data") as server:
+    with ServiceProcess(tmp_path / "data") as server:
         yield server
 
 

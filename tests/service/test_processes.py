@@ -9,8 +9,8 @@ import replay_client
 from replaysvc import ClientConfig, TableConfig
 from replaysvc.errors import UnavailableError
 from tests.builders import SCALARS, write_episodes
+from tests.processes import run_script
 from tests.service.checks import stored_lengths
-from tests.service.processes import run_script
 
 HEAD = """
 import os, sys
