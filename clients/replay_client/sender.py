@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.1  # how often part-filled chunks are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_PATIENCE_S = 2.0  # how long attempts are repeated before an old failure is told again; gRPC reconnects within 1 s
 _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
@@ -114,11 +115,14 @@ class Sender:
                 self._changed.wait(left)
 
     def _try_again(self) -> None:
-        """Waits for one attempt made now, if earlier ones have failed for long: what failed then may work again."""
-        if self._transient is not None:
+        """Waits a little for attempts made now, if earlier ones have failed for long: what failed then may work again."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._transient is not None and not self.ended and (left := deadline - time.monotonic()) > 0:
             seen, self._hurry = self._attempts, True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._attempts != seen or self.ended, self._config.call_timeout_s)
+            self._changed.wait_for(lambda: self._attempts != seen or self.ended, left)  # noqa: B023 - called within the round
+            if self._transient is not None:
+                self._changed.wait(min(left, _TICK_S))
 
     def next_episode_key(self) -> int:
         self._check_process()

@@ -38,14 +38,14 @@ def encode_frame(columns: Sequence[BatchColumn]) -> bytes:
     return b"".join((_header_of(tuple(map(_layout, columns))), *parts))
 
 
-_Layout = tuple[str, str, tuple[int, ...], int, int]
+_Layout = tuple[str, np.dtype[Any], tuple[int, ...], int, int]
 
 
 def _layout(column: BatchColumn) -> _Layout:
     """Returns what a column's header says: name, dtype, shape, offset count, bytes of the offsets' values."""
     rows, offsets = column.offset_rows, column.offset_values
     counts = (0, 0) if rows is None or offsets is None else (len(rows), offsets.nbytes)
-    return column.name, column.values.dtype.name, column.values.shape, *counts
+    return column.name, column.values.dtype, column.values.shape, *counts  # a dtype's name is made anew at each look
 
 
 @lru_cache(maxsize=1024)  # a learner asks for batches of one layout; all but columns with offsets repeat it
@@ -60,7 +60,7 @@ def _header_of(layouts: tuple[_Layout, ...]) -> bytes:
 
     headers = []
     for name, dtype, shape, offsets, offset_bytes in layouts:
-        header = pb.ColumnHeader(name=name, dtype=dtype, shape=shape, offset=place(math.prod(shape) * np.dtype(dtype).itemsize))
+        header = pb.ColumnHeader(name=name, dtype=dtype.name, shape=shape, offset=place(math.prod(shape) * dtype.itemsize))
         if offsets:
             header.offset_count = offsets
             header.offset_rows_at = place(4 * offsets)

@@ -389,3 +389,22 @@ def test_session_of_another_table_is_another_session(raw, replay):
     assert raw.call("OpenSession", pb.OpenSessionRequest(table="u", session_id=SESSION)).last_sequence == -1
     raw.append(chunks_of(4), table="u")
     assert replay.table("u").stats().steps == 4
+
+
+def test_stream_of_large_batches_keeps_fewer_of_them_under_way(serve, connect, monkeypatch):
+    """2,000 steps of 14 kB are 28 MB a batch: four of them fill the 128 MiB that a stream may ask for."""
+    client = connect(serve().address)
+    signature = Signature(FieldSpec("o", (84, 84), np.uint8), FieldSpec("a", (), np.int64))
+    table = client.create_table("t", signature)
+    with table.writer() as writer:
+        writer.begin(np.zeros((84, 84), np.uint8))
+        writer.append(0, 0.0, np.ones((84, 84), np.uint8), terminated=True)
+    asked = []
+    start_sample = client.connection.start_sample
+    monkeypatch.setattr(client.connection, "start_sample", lambda *arguments: asked.append(1) or start_sample(*arguments))
+    for batch_size, most in ((2000, 4), (2, 8)):
+        asked.clear()
+        stream = table.stream(batch_size, prefetch=8)
+        assert len(next(stream)) == batch_size
+        assert len(asked) == most
+        stream.close()

@@ -207,3 +207,20 @@ def test_first_call_waits_for_a_server_that_is_not_there_yet(replay, connect, po
     write_episodes(made.result(), [3])
     assert replay.table("t").stats().steps == 3
     server.stop(5)
+
+
+def test_flush_after_a_long_outage_speaks_of_now_and_not_of_what_failed_before(server_process, connect):
+    """Each failed flush lengthens the sender's pause; the one after the restart must not repeat the old error."""
+    client = connect(server_process.address, reconnect_timeout_s=0.1, call_timeout_s=5.0)
+    table = client.create_table("t", SCALARS)
+    writer = table.writer()
+    server_process.kill()
+    write_numbered(writer, 0, 5)
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            writer.flush(30.0)
+    server_process.start()
+    writer.flush(30.0)
+    write_numbered(writer, 1, 3)
+    writer.close(30.0)
+    assert stored_lengths(table) == {0: 5, 1: 3}
