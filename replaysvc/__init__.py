@@ -6,8 +6,22 @@ The engine is imported on first use of `open`, so that the base install (the thi
 from typing import TYPE_CHECKING, Any
 
 from replaysvc.config import ClientConfig, StoreConfig, TableConfig
+from replaysvc.options import EpisodeUniform, Fifo, Lifo, Limiter, Prioritized, Recency, Remover, Uniform, WeightNorm
+from replaysvc.requests import (
+    AtEnd,
+    DenseReward,
+    Episodes,
+    Goal,
+    Her,
+    Sequences,
+    SparseReward,
+    Stack,
+    StackPadding,
+    Terminated,
+    Transitions,
+)
 from replaysvc.spec import FieldSpec, Precision, Signature
-from replaysvc.types import Batch, EpisodeRecord, TableStats, Transitions
+from replaysvc.types import Batch, EpisodeRecord, TableStats, UpdateCounts
 
 if TYPE_CHECKING:
     from replaysvc.replay import Replay
@@ -15,8 +29,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "ClientConfig", "EpisodeRecord", "FieldSpec", "Precision", "Signature", "StoreConfig", "TableConfig", "TableStats",
-    "Transitions", "open",
+    "AtEnd", "Batch", "ClientConfig", "DenseReward", "EpisodeRecord", "EpisodeUniform", "Episodes", "FieldSpec", "Fifo",
+    "Goal", "Her", "Lifo", "Limiter", "Precision", "Prioritized", "Recency", "Remover", "Sequences", "Signature",
+    "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig", "TableStats", "Terminated", "Transitions",
+    "Uniform", "UpdateCounts", "WeightNorm", "open",
 ]  # fmt: skip
 
 

@@ -4,41 +4,26 @@
 `ClientConfig` to one connection. Reading environment variables and files is the command line's business, not this module's.
 """
 
-import numbers
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from replaysvc.checks import NAME, check_number
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.options import (
+    MAX_SAMPLERS,
+    Limiter,
+    Prioritized,
+    Remover,
+    Sampler,
+    Uniform,
+    sampler_from_json,
+    sampler_to_json,
+)
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MiB = 1 << 20
 MAX_MESSAGE_BYTES = 64 * MiB  # one gRPC message, both ways; larger data are streamed or refused
 EPISODES_PAGE_BYTES = 8 * MiB  # a list of episode records ends when it is as large, and the client asks for the next page
-
-
-def check_name(what: str, name: str) -> str:
-    """Returns `name` if it may name a table or parameter set: it becomes a directory name.
-
-    Raises:
-      SpecMismatchError: other than letters, digits, `_`, `.`, `-` (up to 64, the first a letter or digit).
-    """
-    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
-        raise SpecMismatchError(what, "1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit", repr(name))
-    return name
-
-
-def check_number(field: str, value: object, low: float, high: float, *, whole: bool = True) -> Any:
-    """Returns `value` as a plain int (or float, if not `whole`); numpy's numbers are taken too.
-
-    Raises:
-      SpecMismatchError: no number, or not within [low, high].
-    """
-    kind: Any = numbers.Integral if whole else numbers.Real
-    if isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high:  # a NaN is within nothing
-        return int(value) if whole else float(value)
-    raise SpecMismatchError(field, f"{'a whole number' if whole else 'a number'} from {low} to {high}", repr(value))
 
 
 def _settle_numbers(options: Any, bounds: Mapping[str, tuple[float, float]], *, whole: bool = True) -> None:
@@ -49,46 +34,88 @@ def _settle_numbers(options: Any, bounds: Mapping[str, tuple[float, float]], *, 
             object.__setattr__(options, name, check_number(name, value, low, high, whole=whole))
 
 
+def _default_samplers() -> dict[str, Sampler]:
+    return {"uniform": Uniform(), "prioritized": Prioritized()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfig:
-    """How one table keeps its steps.
+    """How one table keeps its steps, and how it gives them out.
 
-    capacity_steps: steps kept for sampling; the oldest chunks go first. None: no bound.
-    capacity_bytes: stored bytes kept; None: no bound. The disk may hold one segment and one commit more than either bound.
+    capacity_steps: steps kept for sampling. capacity_bytes: stored bytes kept. capacity_episodes: episodes kept. None: no bound.
+      The disk may hold one segment and one commit more than a bound.
+    remover: what goes when the table is over a bound.
     chunk_steps: steps in a full chunk; None: chosen from the row size, so that a column encodes to 4 to 64 KiB for
       states and 16 to 32 frames for images.
     flush_interval_s: seconds after which a writer sends a chunk that is not full, so that a slow environment shows.
     segment_bytes: bytes of one segment file; None: 1 GiB, or a hundredth of `capacity_bytes` if that is less (at least 64 MiB).
-    min_steps_to_sample: `sample` finds the table not ready before it holds this many steps.
+    samplers: the table's samplers by name. Several of one kind are independent: each prioritized one has its own priorities.
+    limiter: when sampling and inserting wait for each other.
     """
 
     capacity_steps: int | None = None
     capacity_bytes: int | None = None
+    capacity_episodes: int | None = None
+    remover: Remover = Remover.OLDEST_STEPS
     chunk_steps: int | None = None
     flush_interval_s: float = 1.0
     segment_bytes: int | None = None
-    min_steps_to_sample: int = 1
+    samplers: Mapping[str, Sampler] = field(default_factory=_default_samplers)
+    limiter: Limiter = Limiter()
 
     def __post_init__(self) -> None:
-        sizes = {"capacity_steps": (1, 1 << 48), "capacity_bytes": (MiB, 1 << 50), "chunk_steps": (1, 65_535)}
-        _settle_numbers(self, sizes | {"segment_bytes": (MiB, 64 << 30), "min_steps_to_sample": (1, 1 << 48)})
+        sizes = {"capacity_steps": (1, 1 << 48), "capacity_bytes": (MiB, 1 << 50), "capacity_episodes": (1, 1 << 48)}
+        _settle_numbers(self, sizes | {"chunk_steps": (1, 65_535), "segment_bytes": (MiB, 64 << 30)})
         _settle_numbers(self, {"flush_interval_s": (0.001, 3600)}, whole=False)
-        if self.capacity_steps is not None and self.min_steps_to_sample > self.capacity_steps:
+        try:
+            object.__setattr__(self, "remover", Remover(self.remover))
+        except ValueError:
+            raise SpecMismatchError("remover", f"one of {[r.value for r in Remover]}", repr(self.remover)) from None
+        self._check_samplers()
+        if not isinstance(self.limiter, Limiter):
+            raise SpecMismatchError("limiter", "a Limiter", repr(self.limiter))
+        if self.capacity_steps is not None and self.limiter.min_steps > self.capacity_steps:
             raise SpecMismatchError(
-                "min_steps_to_sample", f"at most capacity_steps={self.capacity_steps}", str(self.min_steps_to_sample)
+                "limiter.min_steps", f"at most capacity_steps={self.capacity_steps}", str(self.limiter.min_steps)
             )
+
+    def _check_samplers(self) -> None:
+        samplers = self.samplers
+        if not isinstance(samplers, Mapping) or not 1 <= len(samplers) <= MAX_SAMPLERS:
+            raise SpecMismatchError("samplers", f"a dict of 1 to {MAX_SAMPLERS} samplers by name", repr(samplers))
+        for name, sampler in samplers.items():
+            if not isinstance(name, str) or not NAME.fullmatch(name):
+                raise SpecMismatchError("samplers", "names of letters, digits, '_', '.' or '-'", repr(name))
+            if not isinstance(sampler, Sampler):
+                raise SpecMismatchError(f"samplers.{name}", "a sampler such as Uniform() or Prioritized()", repr(sampler))
+        object.__setattr__(self, "samplers", dict(samplers))
+        if self.remover is Remover.LOWEST_PRIORITY and not any(isinstance(s, Prioritized) for s in samplers.values()):
+            raise SpecMismatchError("remover", "a prioritized sampler for lowest_priority to go by", f"only {sorted(samplers)}")
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""
-        return asdict(self)
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        samplers = {name: sampler_to_json(sampler) for name, sampler in self.samplers.items()}
+        return values | {"remover": self.remover.value, "samplers": samplers, "limiter": self.limiter.to_json()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "TableConfig":
         """Returns the configuration that `to_json` described; an unknown name is refused."""
-        unknown = set(data) - set(TableConfig.__dataclass_fields__)
+        values = dict(data)
+        if "min_steps_to_sample" in values:  # of tables made by 0.1.0
+            values["limiter"] = {"min_steps": values.pop("min_steps_to_sample")}
+        unknown = set(values) - set(TableConfig.__dataclass_fields__)
         if unknown:
             raise InvalidRequestError(f"TableConfig: unknown option {sorted(unknown)[0]!r}")
-        return TableConfig(**data)
+        if isinstance(samplers := values.get("samplers"), Mapping):
+            values["samplers"] = {name: sampler_from_json(name, sampler) for name, sampler in samplers.items()}
+        if "limiter" in values:
+            values["limiter"] = Limiter.from_json(values["limiter"])
+        return TableConfig(**values)
+
+    def limited(self, limiter: Limiter) -> "TableConfig":
+        """Returns the same configuration with another limiter."""
+        return replace(self, limiter=limiter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,11 @@ ReplayError
   NotFoundError              table, episode or parameters        NOT_FOUND            404
   AlreadyExistsError         exists with other content           ALREADY_EXISTS       409
   NotReadyError              too little data to draw from        FAILED_PRECONDITION  409
+  ConfigurationError         the table is not made for this      FAILED_PRECONDITION  409
   SequenceError              a writer session lost its place     ABORTED              409
   WaitTimeoutError           a wait ended at its deadline        DEADLINE_EXCEEDED    504
   CapacityError              disk, queue or message size full    RESOURCE_EXHAUSTED   507
+    LimitedError             the limiter lets nobody insert now  RESOURCE_EXHAUSTED   507
   UnavailableError           no server answers, or it shuts down UNAVAILABLE          503
   StorageError               our fault, or the disk's            INTERNAL             500
     ChunkCorruptError        key, reason                         DATA_LOSS            500
@@ -75,6 +77,13 @@ class NotReadyError(ReplayError):
     http_status = 409
 
 
+class ConfigurationError(ReplayError):
+    """The table is not configured for this: priorities of a sampler that has none, say."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
 class SequenceError(ReplayError):
     """A writer session sent a chunk out of order; the session must resume from `expected_sequence`."""
 
@@ -91,6 +100,13 @@ class WaitTimeoutError(ReplayError):
 
 class CapacityError(ReplayError):
     """The disk, a queue or a message is full; try again later, or smaller."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 507
+
+
+class LimitedError(CapacityError):
+    """The table's limiter holds insertion back until more was sampled; the sentence says how much."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 507

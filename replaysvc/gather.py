@@ -12,10 +12,11 @@ from replaysvc.batch import BatchColumn
 from replaysvc.cache import Cache
 from replaysvc.codec import DecodedChunk, widen
 from replaysvc.nstep import nstep_discount, nstep_return
+from replaysvc.requests import Transitions
 from replaysvc.selectors import Selector
 from replaysvc.spec import Signature
 from replaysvc.table_index import NONE, TERMINATED, TRUNCATED, TableIndex
-from replaysvc.types import Array, Transitions
+from replaysvc.types import Array
 from replaysvc.windows import Windows, resolve_forward
 
 _REDRAWS = 64  # chosen by hand: a draw that lands on lost steps is repeated this often

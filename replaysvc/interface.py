@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from replaysvc.config import TableConfig
+from replaysvc.options import Limiter
+from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
-from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transitions
+from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
 from replaysvc.writer import Writer
 
 
@@ -18,22 +20,21 @@ class Table(Protocol):
     signature: Signature
     config: TableConfig
 
-    def writer(self, actor: str = "") -> Writer: ...
+    def writer(self, actor: str = "", *, limit_timeout_s: float = 600.0) -> Writer: ...
 
     def sample(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
-        timeout_s: float = 0.0,
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
+        beta: float | None = None, timeout_s: float = 0.0,
     ) -> Batch: ...  # fmt: skip
 
     def stream(
-        self,
-        batch_size: int,
-        what: Transitions = Transitions(),
-        *,
-        sampler: str = "uniform",
-        prefetch: int = 4,
-        timeout_s: float = 60.0,
-    ) -> Iterator[Batch]: ...
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
+        prefetch: int = 4, timeout_s: float = 60.0,
+    ) -> Iterator[Batch]: ...  # fmt: skip
+
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts: ...
+
+    def set_limiter(self, limiter: Limiter) -> None: ...
 
     def stats(self) -> TableStats: ...
 
@@ -42,6 +43,8 @@ class Table(Protocol):
     ) -> list[EpisodeRecord]: ...
 
     def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]: ...
+
+    def delete_episodes(self, episode_ids: Any) -> int: ...
 
 
 class Replay(Protocol):
@@ -60,5 +63,7 @@ class Replay(Protocol):
     def put_params(self, name: str, data: bytes, *, version: int) -> None: ...
 
     def get_params(self, name: str, *, newer_than: int = -1) -> Params | None: ...
+
+    def snapshot(self, path: str) -> None: ...
 
     def close(self) -> None: ...

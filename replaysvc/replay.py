@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 from replaysvc.batch import assemble, episode_columns
+from replaysvc.checks import check_name, check_number
 from replaysvc.codec import ChunkDecoder
 from replaysvc.committer import Committer
-from replaysvc.config import StoreConfig, TableConfig, check_name, check_number
+from replaysvc.config import StoreConfig, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
 from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.requests import Transitions
 from replaysvc.spec import Signature
 from replaysvc.storage import Store, TableStore
 from replaysvc.table import Table
-from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, Transitions
+from replaysvc.types import Batch, EpisodeRecord, Params, TableStats
 from replaysvc.writer import Writer
 
 

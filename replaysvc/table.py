@@ -17,9 +17,10 @@ import numpy as np
 
 from replaysvc.batch import BatchColumn
 from replaysvc.cache import Cache
+from replaysvc.checks import check_number
 from replaysvc.codec import ChunkDecoder, DecodedChunk
 from replaysvc.committer import Committer
-from replaysvc.config import TableConfig, check_number
+from replaysvc.config import TableConfig
 from replaysvc.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -30,12 +31,13 @@ from replaysvc.errors import (
     WaitTimeoutError,
 )
 from replaysvc.gather import Plan, gather, missing_rows, plan_transitions
+from replaysvc.requests import Transitions
 from replaysvc.selectors import Selector, Uniform
 from replaysvc.spec import Signature
 from replaysvc.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
 from replaysvc.storage import TableStore
 from replaysvc.table_index import TableIndex, parse_metadata
-from replaysvc.types import Array, EpisodeRecord, TableStats, Transitions
+from replaysvc.types import Array, EpisodeRecord, TableStats
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +213,7 @@ class Table:
         """Returns a batch of `batch_size` windows, drawn with replacement, in stored precision.
 
         Raises:
-          NotReadyError: the table holds fewer than `min_steps_to_sample` steps, and goes on so for `timeout_s`.
+          NotReadyError: the table holds fewer than `limiter.min_steps` steps, and goes on so for `timeout_s`.
           InvalidRequestError: unknown sampler, batch size out of range, negative seed.
         """
         batch_size = check_number("batch_size", batch_size, 1, MAX_BATCH)
@@ -304,7 +306,7 @@ class Table:
             self._changed.wait(left)
 
     def _waiting_for(self) -> str:
-        steps, wanted = self._index.live_steps, self.config.min_steps_to_sample
+        steps, wanted = self._index.live_steps, self.config.limiter.min_steps
         return "" if steps >= wanted else f"{steps:,} of {wanted:,} steps"
 
     # -- looking ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What goes in and out of a table: the request for a window, the batch, and the records that describe what is stored.
+"""What comes out of a table: batches, and the records that describe what is stored.
 
 Plain frozen data, the same on both doors (embedded and client). Arrays in a batch belong to the caller.
 """
@@ -9,39 +9,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replaysvc.config import check_number
-
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Transitions:
-    """Asks for n-step transitions (Sutton and Barto 2018, section 7.1).
-
-    A transition anchored at step t sums up to `n_step` rewards, fewer where the episode (or what is stored of it) ends.
-    """
-
-    n_step: int = 1
-    gamma: float = 0.99
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "n_step", check_number("n_step", self.n_step, 1, 10_000))
-        object.__setattr__(self, "gamma", check_number("gamma", self.gamma, 0, 1, whole=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B sampled transitions, stacked. dtypes are the declared ones; nested where the signature is nested.
+    """B sampled windows, stacked. dtypes are the declared ones; nested where the signature is nested.
 
-    observation, next_observation: [B, ...]; action: [B, ...] (the anchor step's).
-    reward: float32 [B], sum of gamma^i * reward over the k steps really summed.
-    discount: float32 [B], gamma^k, times 0 if the episode terminated within them. The target is
+    Of transitions, columns are [B, ...]; of sequences and episodes they are [B, T, ...] where [B | B, T] is said below.
+    Stacked observations have one more axis, the frames, after these.
+
+    observation, next_observation: [B | B, T, ...]; action: [B | B, T, ...], that of the (first) step.
+    reward: float32 [B | B, T], sum of gamma^i * reward over the k steps really summed.
+    discount: float32 [B | B, T], gamma^k, times 0 if the episode terminated within them. The target is
       `reward + discount * V(next_observation)`, nothing else to multiply.
-    terminated, truncated: bool [B], whether the k steps reach an episode end of that kind.
-    positions: int64 [B], names of the anchor steps, never reused. episode_id, t: int64 [B], where the anchor stands.
-    probability: float64 [B], chance of each anchor at its draw. importance_weight: float32 [B], 1 for uniform draws.
-    age_s: float32 [B], seconds since the anchor was committed. policy_version: int64 [B], -1 where the writer gave none.
-    extras: the signature's extras at the anchor step, by name.
+    terminated, truncated: bool [B | B, T], whether the k steps reach an episode end of that kind.
+    positions: int64 [B], names of the items, for `update_priorities`; never reused. episode_id, t: int64 [B], where each
+      window's first step stands.
+    probability: float64 [B], chance of each item at its draw (of a queue's, 1). importance_weight: float32 [B], (N * P)^-beta
+      divided by a maximum for prioritized draws, else 1.
+    age_s: float32 [B], seconds since the first step was committed. policy_version: int64 [B], -1 where the writer gave none.
+    extras: the signature's extras by name, [B | B, T, ...]; those named in `Sequences.state` at the first step alone, [B, ...].
+    mask: bool [B, T], which steps there are; past an episode's end rewards, discounts, flags, actions and extras are 0 and
+      observations repeat the final one. is_first: bool [B, T], which step is its episode's first. Both None for transitions.
+    relabeled: bool [B], which windows have a hindsight goal; None without `her`.
     """
 
     observation: Any
@@ -59,14 +50,17 @@ class Batch:
     age_s: Array
     policy_version: Array
     extras: Mapping[str, Any]
+    mask: Array | None = None
+    is_first: Array | None = None
+    relabeled: Array | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
     def asdict(self) -> dict[str, Any]:
-        """Returns the batch as a dict; extras stand beside the other columns under their own names."""
+        """Returns the batch as a dict; extras stand beside the other columns under their own names, what is None is left out."""
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "extras"}
-        return plain | dict(self.extras)
+        return {name: value for name, value in plain.items() if value is not None} | dict(self.extras)
 
     def torch(self, device: str = "cpu") -> dict[str, Any]:
         """Returns `asdict()` with every array as a torch tensor on `device`; needs the `torch` extra."""
@@ -130,6 +124,14 @@ class TableStats:
     open_episodes: int
     ready: bool
     waiting_for: str
+
+
+class UpdateCounts(NamedTuple):
+    """What became of an update: `applied` positions have their new priority; `ignored` ones are not in the table (removed,
+    deleted, never there), or were given again later in the same call."""
+
+    applied: int
+    ignored: int
 
 
 class Params(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from replaysvc.checks import check_number
 from replaysvc.codec import ChunkEncoder, ChunkInfo
-from replaysvc.config import TableConfig, check_number
+from replaysvc.config import TableConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError
 from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array

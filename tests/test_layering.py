@@ -13,10 +13,10 @@ LONGEST_MODULE = 400
 
 FLOORS = (
     ("errors",),
-    ("config", "spec", "spaces", "tensors", "types"),
-    ("codec", "selectors", "windows", "nstep", "writer", "batch", "interface"),
+    ("checks", "options", "config", "requests", "spec", "spaces", "tensors", "types"),
+    ("codec", "selectors", "limiter", "windows", "nstep", "relabel", "writer", "batch", "interface"),
     ("storage", "columns", "cache"),
-    ("table_index", "staging", "gather", "committer", "table"),
+    ("table_index", "items", "drawing", "staging", "gather", "gather_sequences", "committer", "table"),
     ("embedded_sink", "replay"),
     ("rpc",),
     ("settings", "demo", "cli", "__main__"),

@@ -10,7 +10,8 @@ from typing import Any
 from replay_client.connection import Connection, ProcessLock, Tls
 from replay_client.sender import Sender
 from replay_client.table import RemoteTable, table_of
-from replaysvc.config import ClientConfig, TableConfig, check_name, check_number
+from replaysvc.checks import check_name, check_number
+from replaysvc.config import ClientConfig, TableConfig
 from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError
 from replaysvc.spec import Signature
 from replaysvc.types import Params

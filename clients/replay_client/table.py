@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from replay_client.connection import translated
 from replay_client.frames import decode_frame
 from replaysvc.batch import assemble, episode_columns
+from replaysvc.checks import check_number
 from replaysvc.codec import ChunkDecoder
-from replaysvc.config import EPISODES_PAGE_BYTES, TableConfig, check_number
+from replaysvc.config import EPISODES_PAGE_BYTES, TableConfig
 from replaysvc.errors import NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
+from replaysvc.requests import Transitions
 from replaysvc.spec import Signature
-from replaysvc.types import Batch, EpisodeRecord, TableStats, Transitions
+from replaysvc.types import Batch, EpisodeRecord, TableStats
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.writer import Writer
 

@@ -5,8 +5,9 @@ from typing import Any
 
 from replaysvc.config import TableConfig
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.requests import Transitions
 from replaysvc.spec import Signature
-from replaysvc.types import EpisodeRecord, Transitions
+from replaysvc.types import EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
 
 MAX_CHUNKS = 65_536

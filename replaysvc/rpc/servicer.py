@@ -9,13 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 from replaysvc.batch import BatchColumn
-from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES, check_number
+from replaysvc.checks import check_number
+from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
 from replaysvc.errors import InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError
 from replaysvc.replay import Replay
+from replaysvc.requests import Transitions
 from replaysvc.rpc import convert
 from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message
 from replaysvc.spec import Signature
-from replaysvc.types import Transitions
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 

@@ -16,7 +16,7 @@ from tests.processes import ServiceProcess
 def service(tmp_path):
     with ServiceProcess(tmp_path / "store") as service, replay_client.connect(service.address) as client:
         write_episodes(client.create_table("short", SCALARS), [3, 1200])
-        client.create_table("waiting", SCALARS, TableConfig(min_steps_to_sample=10))
+        client.create_table("waiting", SCALARS, TableConfig(limiter=Limiter(min_steps=10)))
         yield service
 
 

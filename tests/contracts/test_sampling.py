@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import FieldSpec, Signature, TableConfig, Transitions
+from replaysvc import FieldSpec, Limiter, Signature, TableConfig, Transitions
 from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, SpecMismatchError
 from tests.builders import SCALARS, write_episode, write_episodes
 
@@ -140,7 +140,7 @@ def test_steps_of_an_open_episode_are_sampleable_after_flush(door):
 
 
 def test_empty_table_says_why_it_is_not_ready(door):
-    table = door.create_table("t", SCALARS, TableConfig(min_steps_to_sample=10_000))
+    table = door.create_table("t", SCALARS, TableConfig(limiter=Limiter(min_steps=10_000)))
     write_episodes(table, [32])
     with pytest.raises(NotReadyError, match="32 of 10,000 steps"):
         table.sample(4)

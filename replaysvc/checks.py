@@ -1,0 +1,32 @@
+"""Checks that options share: each returns the value in its plain form, or says which field, what was expected and found."""
+
+import numbers
+import re
+from typing import Any
+
+from replaysvc.errors import SpecMismatchError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Returns `name` if it may name a table or parameter set: it becomes a directory name.
+
+    Raises:
+      SpecMismatchError: other than letters, digits, `_`, `.`, `-` (up to 64, the first a letter or digit).
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
+        raise SpecMismatchError(what, "1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit", repr(name))
+    return name
+
+
+def check_number(field: str, value: object, low: float, high: float, *, whole: bool = True) -> Any:
+    """Returns `value` as a plain int (or float, if not `whole`); numpy's numbers are taken too.
+
+    Raises:
+      SpecMismatchError: no number, or not within [low, high].
+    """
+    kind: Any = numbers.Integral if whole else numbers.Real
+    if isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high:  # a NaN is within nothing
+        return int(value) if whole else float(value)
+    raise SpecMismatchError(field, f"{'a whole number' if whole else 'a number'} from {low} to {high}", repr(value))
