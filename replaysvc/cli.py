@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -67,13 +67,15 @@ def serve(
     config: Annotated[Path | None, typer.Option(envvar="REPLAYSVC_CONFIG", help="TOML file of settings")] = None,
     recent_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks as they are committed")] = None,
     faulted_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks read back from disk")] = None,
+    snapshot_dir: Annotated[str | None, typer.Option(help="directory for the snapshots that clients ask for")] = None,
     log_level: Annotated[str | None, typer.Option(help=f"{', '.join(LOG_LEVELS)} [default: info]")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="allow an address that other machines reach")] = False,
 ) -> None:
     """Serve a store until SIGTERM or SIGINT. Every option is also a setting: REPLAYSVC_PORT, or `port` in the file."""
     options = {
         "data": data, "port": port, "host": host, "recent_cache_bytes": recent_cache_bytes,
-        "faulted_cache_bytes": faulted_cache_bytes, "log_level": log_level, "insecure": insecure or None,
+        "faulted_cache_bytes": faulted_cache_bytes, "snapshot_dir": snapshot_dir, "log_level": log_level,
+        "insecure": insecure or None,
     }  # fmt: skip
     with _failures():
         settings = load(options, config)
@@ -203,6 +205,8 @@ def stats(
 def demo(
     directory: Annotated[Path | None, typer.Option("--dir", help="run directory; made under runs/ if left out")] = None,
     seed: Annotated[int, typer.Option(help="seed of the environments and the learner")] = 1,
+    sampler: Annotated[Literal["uniform", "prioritized"] | None, typer.Option(help="of the batches [default: uniform]")] = None,
+    n_step: Annotated[int | None, typer.Option(min=1, help="rewards summed before the bootstrap value [default: 3]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --dir")] = False,
 ) -> None:
     """Solve CartPole-v1 through the service: server, two actors, learner and evaluator, each a process of its own."""
@@ -211,4 +215,4 @@ def demo(
     with _failures():
         if resume and directory is None:
             raise InvalidRequestError("option --resume: expected --dir with it, which says what run to go on with; found none")
-        raise typer.Exit(run_demo(directory=directory, seed=seed, resume=resume))
+        raise typer.Exit(run_demo(directory=directory, seed=seed, sampler=sampler, n_step=n_step, resume=resume))

@@ -8,13 +8,16 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
 from replaysvc.config import StoreConfig
 from replaysvc.errors import CapacityError, UnavailableError
 from replaysvc.staging import AppendRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Target(Protocol):
@@ -33,6 +36,7 @@ class Committer:
         self._changed = threading.Condition(lock)  # for the thread
         self._room = threading.Condition(lock)  # for those who wait in `reserve`
         self._queue: deque[tuple[Target, AppendRequest, int]] = deque()
+        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
         self._last_begin = -float("inf")
@@ -81,6 +85,31 @@ class Committer:
             self._urgent = True
             self._changed.notify()
 
+    def run(self, task: Callable[[], T]) -> T:
+        """Runs `task` on the committer's thread, between commits, and returns what it returns, or raises what it raises.
+
+        Raises:
+          UnavailableError: the store is closing.
+        """
+        done: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise UnavailableError("the store is closing")
+            self._tasks.append((task, done))
+            self._changed.notify()
+        return done.result()
+
+    def _run_tasks(self) -> None:
+        while True:
+            with self._changed:
+                if not self._tasks:
+                    return
+                task, done = self._tasks.popleft()
+            try:
+                done.set_result(task())
+            except BaseException as error:  # it is the caller's, who waits for it
+                done.set_exception(error)
+
     def close(self) -> None:
         """Commits what is queued, then ends the thread."""
         with self._changed:
@@ -89,13 +118,13 @@ class Committer:
         self._thread.join()
 
     def _gather(self) -> list[tuple[Target, AppendRequest, int]]:
-        """Waits for a commit's worth of requests; an empty list says that the end has come."""
+        """Waits for a commit's worth of requests; an empty list says that there are tasks, or that the end has come."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
+            self._changed.wait_for(lambda: self._queue or self._tasks or self._closing)
             due = self._last_begin + self._config.commit_interval_s
 
             def ready() -> bool:
-                return self._urgent or self._closing or self._queued_bytes >= self._config.commit_bytes
+                return bool(self._tasks) or self._urgent or self._closing or self._queued_bytes >= self._config.commit_bytes
 
             while not ready() and (left := due - self._monotonic()) > 0:
                 self._changed.wait(left)
@@ -110,7 +139,8 @@ class Committer:
             return taken
 
     def _run(self) -> None:
-        while taken := self._gather():
+        while (taken := self._gather()) or self._tasks or not self._closing:
+            self._run_tasks()
             by_target: dict[int, tuple[Target, list[AppendRequest]]] = {}
             for target, request, _ in taken:
                 by_target.setdefault(id(target), (target, []))[1].append(request)

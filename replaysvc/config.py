@@ -23,6 +23,8 @@ from replaysvc.options import (
 
 MiB = 1 << 20
 MAX_MESSAGE_BYTES = 64 * MiB  # one gRPC message, both ways; larger data are streamed or refused
+MAX_LARGE_BYTES = 1024 * MiB  # one batch that is streamed in pieces
+MAX_UPDATES = 1 << 20  # priorities set, or episodes deleted, in one call
 EPISODES_PAGE_BYTES = 8 * MiB  # a list of episode records ends when it is as large, and the client asks for the next page
 
 
@@ -42,8 +44,8 @@ def _default_samplers() -> dict[str, Sampler]:
 class TableConfig:
     """How one table keeps its steps, and how it gives them out.
 
-    capacity_steps: steps kept for sampling. capacity_bytes: stored bytes kept. capacity_episodes: episodes kept. None: no bound.
-      The disk may hold one segment and one commit more than a bound.
+    capacity_steps: steps kept for sampling. capacity_bytes: stored bytes kept. capacity_episodes: episodes kept. None: no
+      bound. The disk may hold one segment and one commit more than a bound.
     remover: what goes when the table is over a bound.
     chunk_steps: steps in a full chunk; None: chosen from the row size, so that a column encodes to 4 to 64 KiB for
       states and 16 to 32 frames for images.
@@ -113,6 +115,15 @@ class TableConfig:
             values["limiter"] = Limiter.from_json(values["limiter"])
         return TableConfig(**values)
 
+    @property
+    def full_segment_bytes(self) -> int:
+        """Returns the size at which a segment is full."""
+        if self.segment_bytes is not None:
+            return self.segment_bytes
+        if self.capacity_bytes is not None:
+            return max(64 * MiB, min(1024 * MiB, self.capacity_bytes // 100))
+        return 1024 * MiB
+
     def limited(self, limiter: Limiter) -> "TableConfig":
         """Returns the same configuration with another limiter."""
         return replace(self, limiter=limiter)
@@ -127,6 +138,7 @@ class StoreConfig:
     commit_interval_s: a commit gathers what arrives within this time; a writer that waits in `flush` is not kept waiting.
     commit_bytes: a commit is made at once when this much is gathered.
     queue_bytes: bytes that may wait for a commit; beyond it, appends are refused with CapacityError, to be sent again.
+    snapshot_dir: directory in which a server makes the snapshots that clients ask for; None: they may ask for none.
     """
 
     recent_cache_bytes: int = 1024 * MiB
@@ -134,11 +146,14 @@ class StoreConfig:
     commit_interval_s: float = 0.05
     commit_bytes: int = 32 * MiB
     queue_bytes: int = 256 * MiB
+    snapshot_dir: str | None = None
 
     def __post_init__(self) -> None:
         caches = {"recent_cache_bytes": (MiB, 1 << 44), "faulted_cache_bytes": (MiB, 1 << 44)}
         _settle_numbers(self, caches | {"commit_bytes": (1 << 16, 1 << 30), "queue_bytes": (MiB, 1 << 36)})
         _settle_numbers(self, {"commit_interval_s": (0, 10)}, whole=False)
+        if self.snapshot_dir is not None and (not isinstance(self.snapshot_dir, str) or not self.snapshot_dir):
+            raise SpecMismatchError("snapshot_dir", "the path of a directory, or None", repr(self.snapshot_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

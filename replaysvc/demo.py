@@ -6,6 +6,7 @@ to end should this process be killed.
 """
 
 import importlib.util
+import math
 import os
 import re
 import signal
@@ -110,21 +111,44 @@ class Children:
             self.end()
 
 
+def start_service(children: Children, run: RunDirectory, deadline: float = math.inf) -> str | None:
+    """Starts the service on the run's store; returns its address as soon as it listens, None if it does not."""
+    service = children.start("service", "replaysvc", "serve", "--data", str(run.path / "replay"), "--port", "0")
+    give_up_at = min(deadline, time.monotonic() + _START_TIMEOUT_S)
+    while service.process.poll() is None and time.monotonic() < give_up_at:
+        if found := re.search(r"^listening on (\S+)$", service.log.read_text(errors="replace"), re.MULTILINE):
+            return found[1]
+        time.sleep(0.02)
+    return None
+
+
+def start_learning(children: Children, run: RunDirectory, address: str) -> tuple[Child, Child]:
+    """Starts actors, learner and evaluator of a run; returns learner and evaluator, which end by themselves."""
+    learner = children.start("learner", "dqn.learner", "--address", address, "--resume", str(run.path))
+    common = ("--address", address, "--run-dir", str(run.path))
+    for i in range(run.config.actors):
+        children.start(f"actor-{i}", "dqn.actor", *common, "--index", str(i))
+    return learner, children.start("evaluator", "dqn.evaluator", *common)
+
+
 def run_demo(
-    *, directory: Path | None = None, seed: int = 1, time_limit_s: float = 300.0, resume: bool = False,
-    console: Console | None = None,
+    *, directory: Path | None = None, seed: int = 1, sampler: str | None = None, n_step: int | None = None,
+    time_limit_s: float = 300.0, resume: bool = False, console: Console | None = None,
 ) -> int:  # fmt: skip
     """Runs the demo to its end; returns 0 if the task was solved, 1 if not.
 
     `directory` is the run directory, kept afterwards; by default a new one under `runs`. `resume` goes on with the run in it.
+    `sampler` and `n_step` are those of a new run; None: those of `Config`.
     """
     console = console or Console(highlight=False)
     if missing := [package for package in _NEEDED if importlib.util.find_spec(package) is None]:
         console.print(f"the demo needs {', '.join(missing)}: install replaysvc with the extras server, torch and gym")
         return 1
+    given = {name: value for name, value in (("sampler", sampler), ("n_step", n_step)) if value is not None}
+    config = Config(seed=seed, **given)
     path = directory or Path("runs") / time.strftime(f"demo-%Y%m%d-%H%M%S-seed{seed}")
     try:
-        run = RunDirectory(path) if resume else RunDirectory.create(path, Config(seed=seed))
+        run = RunDirectory(path) if resume else RunDirectory.create(path, config)
     except OSError as error:
         console.print(f"{error}", markup=False)
         return 1
@@ -148,15 +172,11 @@ class _Demo:
 
     def run(self) -> int:
         """Starts, watches, ends, reports; returns the exit status."""
-        address = self._start_service()
+        address = start_service(self._children, self._run, self._deadline)
         if address is None:
             return self._fail()
         self._print(f"service at {address}, run directory {self._run.path}")
-        self._children.start("learner", "dqn.learner", "--address", address, "--resume", str(self._run.path))
-        for i in range(self._run.config.actors):
-            common = ("--address", address, "--run-dir", str(self._run.path))
-            self._children.start(f"actor-{i}", "dqn.actor", *common, "--index", str(i))
-        self._children.start("evaluator", "dqn.evaluator", "--address", address, "--run-dir", str(self._run.path))
+        start_learning(self._children, self._run, address)
         with ExitStack() as stack:
             metrics = stack.enter_context(Metrics(self._run))
             replay = stack.enter_context(replay_client.connect(address, config=ClientConfig(reconnect_timeout_s=_GIVE_UP_S)))
@@ -172,16 +192,6 @@ class _Demo:
         if failed is not None and not watch.solved:
             return self._fail(failed)
         return 0 if watch.solved else 1
-
-    def _start_service(self) -> str | None:
-        """Returns the service's address as soon as it listens, None if it does not."""
-        service = self._children.start("service", "replaysvc", "serve", "--data", str(self._run.path / "replay"), "--port", "0")
-        give_up_at = min(self._deadline, time.monotonic() + _START_TIMEOUT_S)
-        while service.process.poll() is None and time.monotonic() < give_up_at:
-            if found := re.search(r"^listening on (\S+)$", service.log.read_text(errors="replace"), re.MULTILINE):
-                return found[1]
-            time.sleep(0.02)
-        return None
 
     def _watch(self, watch: Watch, address: str) -> str:
         """Shows the progress until the run ends; returns why it did."""

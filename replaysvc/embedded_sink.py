@@ -1,7 +1,8 @@
 """Where an embedded writer's chunks go: straight to the committer, and kept until they are durable.
 
 A commit that failed (a full disk, say) is tried again by the next `flush` or `put`; so nothing that was appended is lost
-while the writer lives.
+while the writer lives. What the table's limiter does not let in waits with whoever puts it; only a chunk that nobody may
+wait for (part-filled, and due) stays here, one at most beside those of `flush`, and the ticker tries it again.
 """
 
 import logging
@@ -12,15 +13,16 @@ from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from replaysvc.committer import Committer
-from replaysvc.errors import CapacityError, UnavailableError, WaitTimeoutError
+from replaysvc.errors import CapacityError, LimitedError, ReplayError, WaitTimeoutError
 from replaysvc.staging import AppendRequest
 from replaysvc.table import Table
-from replaysvc.writer import Writer
+from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 log = logging.getLogger(__name__)
 
 _BUFFER_CHUNKS = 1024  # unacknowledged chunks a writer may be ahead by, before `append` waits
 _PUT_TIMEOUT_S = 30.0
+_SLICE_S = 0.05  # shortest wait, while another one is not over yet
 
 
 class Ticker:
@@ -28,21 +30,21 @@ class Ticker:
 
     def __init__(self, period_s: float = 0.1) -> None:
         self._period_s = period_s
-        self._writers: set[Writer] = set()
+        self._sinks: dict[EmbeddedSink, Writer | None] = {}  # None: of a writer that is closed, with chunks not let in yet
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def attach(self, writer: Writer) -> None:
+    def attach(self, sink: "EmbeddedSink", writer: Writer) -> None:
         with self._lock:
-            self._writers.add(writer)
+            self._sinks[sink] = writer
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="replaysvc-ticker", daemon=True)
                 self._thread.start()
 
-    def detach(self, writer: Writer) -> None:
+    def detach(self, sink: "EmbeddedSink") -> None:
         with self._lock:
-            self._writers.discard(writer)
+            self._sinks[sink] = None
 
     def close(self) -> None:
         self._closing.set()
@@ -52,12 +54,26 @@ class Ticker:
     def _run(self) -> None:
         while not self._closing.wait(self._period_s):
             with self._lock:
-                writers = list(self._writers)
-            for writer in writers:
+                sinks = list(self._sinks.items())
+            for sink, writer in sinks:
                 try:
-                    writer.flush_due()
-                except (CapacityError, UnavailableError) as error:  # the writer's own next call will say so to its user
+                    if sink.settle_due():
+                        if writer is not None:
+                            writer.flush_due()
+                        else:
+                            self._forget(sink)
+                except LimitedError as error:  # it lasts, and whoever waits for it is told
+                    log.debug("a chunk is not let in yet: %s", error)
+                except CapacityError as error:  # the writer's own next call will say so to its user
                     log.warning("a chunk could not be sent yet: %s", error)
+                except ReplayError as error:  # so will it, and it goes on failing
+                    log.debug("a chunk cannot be sent: %s", error)
+                    if writer is None:
+                        self._forget(sink)
+
+    def _forget(self, sink: "EmbeddedSink") -> None:
+        with self._lock:
+            self._sinks.pop(sink, None)
 
 
 class EmbeddedSink:
@@ -71,15 +87,19 @@ class EmbeddedSink:
         self._sequence = 0
         self._episodes = 0
 
-    def put(self, chunk: bytes, *, wait: bool) -> None:
-        wait_s = _PUT_TIMEOUT_S if wait else 0.0
+    def put(self, chunk: bytes, *, wait: bool, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> None:
+        now = time.monotonic()
+        room, limit = (now + _PUT_TIMEOUT_S, now + limit_timeout_s) if wait else (now, now)
         with self._lock:
             request = None
             try:
-                self._settle(wait_s)
+                self._settle(room, limit)
                 if wait and len(self._pending) >= _BUFFER_CHUNKS:
-                    self._await_durable(time.monotonic() + wait_s, keep=_BUFFER_CHUNKS // 2)
-                request = self._submit(self._sequence, chunk, wait_s, urgent=False)
+                    self._await_durable(time.monotonic() + _PUT_TIMEOUT_S, keep=_BUFFER_CHUNKS // 2)
+                request = self._submit(self._sequence, chunk, room, limit, urgent=False)
+            except LimitedError as error:
+                if wait:
+                    raise WaitTimeoutError(f"append: nothing was let in for {limit_timeout_s:g} s ({error})") from error
             except CapacityError:
                 if wait:
                     raise
@@ -89,21 +109,53 @@ class EmbeddedSink:
     def flush(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            self._settle(timeout_s)
+            try:
+                self._settle(deadline, deadline)
+            except LimitedError as error:
+                raise WaitTimeoutError(
+                    f"flush: {len(self._pending)} chunks are not durable after {timeout_s:g} s; they stay queued ({error})"
+                ) from error
             self._committer.hurry()
             self._await_durable(deadline, keep=0)
 
-    def _submit(self, sequence: int, chunk: bytes, wait_s: float, *, urgent: bool) -> AppendRequest:
-        return self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=urgent, wait_s=wait_s)
+    def settle_due(self) -> bool:
+        """Submits what was not let in, or found no room, without waiting; False if another call is under way. For the ticker.
 
-    def _settle(self, wait_s: float) -> None:
-        """Forgets what is durable; submits again, in order, what a failed commit left behind. Waits for room in the queue."""
+        What a failed commit left behind stays for the next `put` or `flush`: it would fail again and again here.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if any(request is None for _, _, request in self._pending):
+                now = time.monotonic()
+                self._settle(now, now)
+        finally:
+            self._lock.release()
+        return True
+
+    def _submit(self, sequence: int, chunk: bytes, room: float, limit: float, *, urgent: bool) -> AppendRequest:
+        """Submits a chunk; waits until `room` for room in the queue, and until `limit` for the limiter. Raises as the table."""
+        while True:
+            now = time.monotonic()
+            wait_s = 0.0 if now >= max(room, limit) else max(_SLICE_S, min(room, limit) - now)
+            try:
+                return self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=urgent, wait_s=wait_s)
+            except LimitedError:
+                if (now := time.monotonic()) >= limit:
+                    raise
+                room = now + _PUT_TIMEOUT_S  # there was room
+            except CapacityError:
+                if room <= limit or time.monotonic() >= room:  # the table waited as long as it may
+                    raise
+
+    def _settle(self, room: float, limit: float) -> None:
+        """Forgets what is durable; submits again, in order, what a failed commit left behind. Waits as `_submit`."""
         failed = False
         for i, (sequence, chunk, request) in enumerate(self._pending):
             failed = failed or request is None or (request.done.done() and request.done.exception() is not None)
             if failed:
                 self._pending[i] = (sequence, chunk, None)  # and so it stays if it cannot be submitted now
-                self._pending[i] = (sequence, chunk, self._submit(sequence, chunk, wait_s, urgent=True))
+                self._pending[i] = (sequence, chunk, self._submit(sequence, chunk, room, limit, urgent=True))
         while (
             self._pending
             and (first := self._pending[0][2]) is not None
@@ -131,7 +183,7 @@ class EmbeddedSink:
         return threading.Lock()
 
     def attach(self, writer: Writer) -> None:
-        self._ticker.attach(writer)
+        self._ticker.attach(self, writer)
 
     def detach(self, writer: Writer) -> None:
-        self._ticker.detach(writer)
+        self._ticker.detach(self)

@@ -18,7 +18,9 @@ class Table(Protocol):
 
     name: str
     signature: Signature
-    config: TableConfig
+
+    @property
+    def config(self) -> TableConfig: ...
 
     def writer(self, actor: str = "", *, limit_timeout_s: float = 600.0) -> Writer: ...
 

@@ -1,8 +1,19 @@
 """n-step returns over gathered rewards (Sutton and Barto 2018, section 7.1)."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from replaysvc.types import Array
+
+
+class Targets(NamedTuple):
+    """What a learner makes its target of: reward and discount float32, terminated and truncated bool, all of one shape."""
+
+    reward: Array
+    discount: Array
+    terminated: Array
+    truncated: Array
 
 
 def nstep_return(rewards: Array, steps: Array, gamma: float) -> Array:
@@ -14,5 +25,37 @@ def nstep_return(rewards: Array, steps: Array, gamma: float) -> Array:
 
 
 def nstep_discount(counts: Array, terminated: Array, gamma: float) -> Array:
-    """Returns float32 [B]: gamma^k for the k steps really summed, 0 where the episode terminated within them."""
+    """Returns float32 like `counts`: gamma^k for the k steps really summed, 0 where the episode terminated within them."""
     return np.where(terminated, 0.0, gamma ** counts.astype(np.float64)).astype(np.float32)
+
+
+def transition_targets(rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float) -> Targets:
+    """Returns the targets [B] of windows of `counts` [B] steps, rewards [B, n], whose last steps have these flags [B]."""
+    steps = np.arange(rewards.shape[1]) < counts[:, None]
+    return Targets(nstep_return(rewards, steps, gamma), nstep_discount(counts, terminated, gamma), terminated, truncated)
+
+
+def sequence_targets(
+    rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float, length: int, n_step: int
+) -> Targets:
+    """Returns the n-step targets [B, length] of each of the first `length` steps of windows.
+
+    rewards: [B, length + n_step - 1]; counts [B]: steps really in each window, whose last has the flags [B]. Steps that are not
+    there get 0 and False.
+    """
+    place = np.arange(length)
+    left = counts[:, None] - place
+    there = left > 0
+    summed = np.clip(left, 0, n_step)
+    if n_step == 1:
+        reward = np.where(there, rewards[:, :length], 0).astype(np.float32)
+    else:
+        real = np.where(np.arange(rewards.shape[1]) < counts[:, None], rewards, 0).astype(np.float64)
+        total = np.zeros((len(counts), length))
+        for ahead in range(min(n_step, int(counts.max(initial=1)))):
+            total += gamma**ahead * real[:, ahead : ahead + length]
+        reward = total.astype(np.float32)
+    reaches_end = there & (place + summed == counts[:, None])
+    ends = reaches_end & terminated[:, None]
+    discount = np.where(there, nstep_discount(summed, ends, gamma), 0).astype(np.float32)
+    return Targets(reward, discount, ends, reaches_end & truncated[:, None])

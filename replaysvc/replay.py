@@ -5,9 +5,10 @@ call `Replay.engine` for the engine of a table.
 """
 
 import itertools
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,13 +21,17 @@ from replaysvc.codec import ChunkDecoder
 from replaysvc.committer import Committer
 from replaysvc.config import StoreConfig, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
-from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchError, UnavailableError
-from replaysvc.requests import Transitions
+from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError, UnavailableError
+from replaysvc.keeper import Keeper
+from replaysvc.options import Limiter
+from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
 from replaysvc.storage import Store, TableStore
-from replaysvc.table import Table
-from replaysvc.types import Batch, EpisodeRecord, Params, TableStats
-from replaysvc.writer import Writer
+from replaysvc.table import Table, check_table
+from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
+from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
+
+log = logging.getLogger(__name__)
 
 
 class Replay:
@@ -49,6 +54,7 @@ class Replay:
         self._store = Store(path, clock=clock)
         self._committer = Committer(self.config, monotonic=time.monotonic)
         self._ticker = Ticker()
+        self._keeper = Keeper(self._save_states)
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
@@ -87,8 +93,9 @@ class Replay:
                 if self._tables[name].signature != signature:
                     raise AlreadyExistsError(f"table {name} exists with another signature: {self._tables[name].signature}")
                 return EmbeddedTable(self, self._tables[name])
+            check_table(signature, config)
             description = {"signature": signature.to_json(), "config": config.to_json()}
-            store = self._store.create_table(name, description, segment_bytes=segment_bytes(config))
+            store = self._store.create_table(name, description, segment_bytes=config.full_segment_bytes)
             shares = self._shares(len(self._tables) + 1)
             for other in self._tables.values():
                 other.resize_cache(*shares)
@@ -157,6 +164,31 @@ class Replay:
             raise NotFoundError(f"params {name!r} do not exist")
         return Params(*found)
 
+    def snapshot(self, path: str | Path) -> None:
+        """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.
+
+        All that is durable is in it, with priorities, queues, limiter counts and the state of the generators. Appends wait
+        meanwhile, sampling goes on. Most of the data are hard links where `path` is on the same file system.
+
+        Raises:
+          StorageError: `path` holds something, or cannot be written. CapacityError: the disk is full; nothing is left behind.
+        """
+        with self._lock:
+            self._check_open()
+            tables = dict(self._tables)
+
+            def task() -> None:
+                self._store.snapshot(path, {name: table.whole_state() for name, table in tables.items()})
+
+            self._committer.run(task)
+
+    def _save_states(self) -> None:
+        for name, table in list(self._tables.items()):
+            try:
+                table.save_state()
+            except ReplayError as error:
+                log.warning("table %s: its sampler state could not be saved: %s", name, error)
+
     def close(self) -> None:
         """Makes durable what was appended, and closes the store. Closing twice is fine."""
         with self._lock:
@@ -164,6 +196,8 @@ class Replay:
                 return
             self._closed = True
         self._ticker.close()
+        self._keeper.close()
+        self._save_states()
         self._committer.close()
         for table in self._tables.values():
             table.close(UnavailableError("the store is closed"))
@@ -189,41 +223,78 @@ class EmbeddedTable:
 
     def __init__(self, replay: Replay, engine: Table) -> None:
         self._replay, self._engine = replay, engine
-        self.name, self.signature, self.config = engine.name, engine.signature, engine.config
+        self.name, self.signature = engine.name, engine.signature
 
-    def writer(self, actor: str = "") -> Writer:
-        """Returns a writer of episodes; `actor` names who writes, up to 128 characters."""
+    @property
+    def config(self) -> TableConfig:
+        """Returns the table's configuration, with the limiter that holds now."""
+        return self._engine.config
+
+    def writer(self, actor: str = "", *, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> Writer:
+        """Returns a writer of episodes; `actor` names who writes, up to 128 characters.
+
+        `limit_timeout_s`: longest that an `append` of it waits for the table's limiter.
+        """
         if not isinstance(actor, str) or len(actor) > 128 or not actor.isprintable():
             raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor))
         sink = self._replay.make_sink(self._engine, actor)
-        return Writer(self.signature, self.config, sink, clock=time.monotonic)
+        return Writer(self.signature, self.config, sink, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
 
     def sample(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
-        timeout_s: float = 0.0,
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
+        beta: float | None = None, timeout_s: float = 0.0,
     ) -> Batch:  # fmt: skip
-        """Returns a batch of `batch_size` transitions, drawn with replacement.
+        """Returns a batch of `batch_size` items: transitions, sequences or episodes, as `what` says.
 
-        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready.
+        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready, or whose
+        limiter lets nobody sample now.
+
+        sampler: the name of one in the table's configuration. seed: 0 to 2^64 - 1; none for a queue.
+        beta: exponent of the importance weights, 0 to 4; None: that of the sampler.
 
         Raises:
-          NotReadyError: the table holds too few steps; says how many of how many.
+          NotReadyError: nothing can be drawn; says why, and how many of how many.
         """
-        columns = self._engine.draw(batch_size, what, sampler=sampler, seed=seed, timeout_s=timeout_s)
-        return assemble(self.signature, {column.name: column for column in columns})
+        columns = self._engine.draw(batch_size, what, sampler=sampler, seed=seed, beta=beta, timeout_s=timeout_s)
+        return assemble(self.signature, what, {column.name: column for column in columns})
 
     def stream(
-        self,
-        batch_size: int,
-        what: Transitions = Transitions(),
-        *,
-        sampler: str = "uniform",
-        prefetch: int = 4,
-        timeout_s: float = 60.0,
-    ) -> Iterator[Batch]:
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
+        prefetch: int = 4, timeout_s: float = 60.0,
+    ) -> Iterator[Batch]:  # fmt: skip
         """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
-        prefetch = check_number("prefetch", prefetch, 1, 64)
-        return (self.sample(batch_size, what, sampler=sampler, timeout_s=timeout_s) for _ in itertools.count())
+        check_number("prefetch", prefetch, 1, 64)
+        return (self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s) for _ in itertools.count())
+
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
+        """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.
+
+        A repeated position has its last priority.
+
+        Raises:
+          InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none.
+        """
+        return self._engine.update_priorities(sampler, positions, priorities)
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Puts `limiter` in the place of the table's, durably; who waits is asked anew.
+
+        Raises:
+          InvalidRequestError: it asks for more steps than the table may keep, or lets no chunk in.
+        """
+        if not isinstance(limiter, Limiter):
+            raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
+        self._engine.set_limiter(limiter)
+
+    def delete_episodes(self, episode_ids: Any) -> int:
+        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+
+        Raises:
+          InvalidRequestError: an episode is open; nothing is deleted.
+        """
+        if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
+            raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
+        return self._engine.delete_episodes(episode_ids)
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""
@@ -247,12 +318,3 @@ class EmbeddedTable:
         decoded = [chunk for piece in pieces for chunk in decoder.decode(piece)]
         info = decoded[-1].header.info
         return episode_columns(self.signature, decoded, start, info.first_step + info.n_steps if stop is None else stop)
-
-
-def segment_bytes(config: TableConfig) -> int:
-    """Returns the size at which a table's segment is full."""
-    if config.segment_bytes is not None:
-        return config.segment_bytes
-    if config.capacity_bytes is not None:
-        return max(64 << 20, min(1 << 30, config.capacity_bytes // 100))
-    return 1 << 30

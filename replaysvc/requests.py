@@ -19,6 +19,16 @@ _MAX_STACK = 64
 _MAX_LENGTH = 1 << 20
 
 
+def client_reward(achieved: Any, desired: Any, info: Any) -> Any:
+    """Stands in, on the server, for a reward function that only the learner's process has; is never called."""
+    raise NotImplementedError
+
+
+def client_success(achieved: Any, desired: Any) -> Any:
+    """Stands in, on the server, for a success function that only the learner's process has; is never called."""
+    raise NotImplementedError
+
+
 def _settle_enum(options: Any, name: str, kind: type[Enum]) -> None:
     """Turns the text of an enum's value into the member, so that both may be written."""
     value = getattr(options, name)
@@ -67,7 +77,7 @@ class Terminated(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SparseReward:
-    """`success` where the achieved goal is within `threshold` of the desired one (Euclidean norm, inclusive), else `failure`."""
+    """`success` where the Euclidean distance between achieved and desired goal is at most `threshold`, else `failure`."""
 
     threshold: float = 0.05
     success: float = 0.0
@@ -189,7 +199,7 @@ class Transitions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Asks for sequences of `length` consecutive steps of one episode, as recurrent agents learn from (Kapturowski et al. 2019).
+    """Asks for sequences of `length` consecutive steps of one episode, for recurrent agents (Kapturowski et al. 2019).
 
     length: steps, of which the first `burn_in` only warm the recurrent state up.
     period: sequences begin every so many steps from the episode's start; None: `length`, so that none overlap.

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     commit_interval_s: float = _DEFAULTS.commit_interval_s
     commit_bytes: int = _DEFAULTS.commit_bytes
     queue_bytes: int = _DEFAULTS.queue_bytes
+    snapshot_dir: str | None = _DEFAULTS.snapshot_dir
 
     @field_validator("log_level")
     @classmethod

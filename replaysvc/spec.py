@@ -3,7 +3,8 @@
 A signature is a tree (FieldSpec, dict or tuple, nested at will) for the observation, one for the action and one for each
 extra. Everything below the client works on the flat list `Signature.columns`, one leaf each, named by its path:
 `observation/position`, `action`, `log_prob`. Dict keys are sorted, so the order in which somebody wrote them down
-changes neither the columns nor the hash.
+changes neither the columns nor the hash. A ragged leaf is two columns: its values, padded with zeros to the declared shape,
+and right after it its lengths, `<path>/length`. No other leaf can have that name, since below a leaf there is nothing.
 
 `terminated` and `truncated` are no columns: only the last step of an episode can carry them, so the chunk's header does.
 """
@@ -20,7 +21,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.errors import ChunkCorruptError, InvalidRequestError, SpecMismatchError
+from replaysvc.ragged import RaggedArray
 
 DTYPES = tuple(
     np.dtype(name)
@@ -44,7 +46,7 @@ _KEY = re.compile(r"[^/\x00-\x1f\x7f]{1,64}")
 class Precision(Enum):
     """How exactly a float field is kept."""
 
-    AUTO = "auto"  # FLOAT16 for float observations that are no goals, LOSSLESS for all else
+    AUTO = "auto"  # FLOAT16 for float observations that are neither goals nor ragged, LOSSLESS for all else
     FLOAT16 = "float16"  # kept as float16 within `max_error`; a chunk that does not fit is kept lossless
     LOSSLESS = "lossless"  # bit for bit
 
@@ -55,6 +57,8 @@ class FieldSpec:
 
     `max_error` is the largest absolute error that FLOAT16 may cause; None means 2^-10 of the largest range that any
     dimension of the field covers within a chunk. `finite` refuses NaN and infinities at `append`.
+
+    `ragged`: a step's value is [n, *shape[1:]] with an n of its own, up to shape[0]; batches hold RaggedArrays.
     """
 
     name: str
@@ -63,6 +67,7 @@ class FieldSpec:
     precision: Precision = Precision.AUTO
     max_error: float | None = None
     finite: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -88,6 +93,11 @@ class FieldSpec:
             if not (isinstance(self.max_error, int | float) and 0 <= self.max_error < math.inf):
                 raise SpecMismatchError(f"{self.name}.max_error", "a finite number >= 0", repr(self.max_error))
             object.__setattr__(self, "max_error", float(self.max_error))
+        if self.ragged:
+            if not shape or not 1 <= shape[0] < 1 << 32:
+                raise SpecMismatchError(f"{self.name}.shape", "1 to 2^32-1 values at most as the first size", str(shape))
+            if self.precision is Precision.FLOAT16 and self.max_error is None:  # the zeros of the padding would widen the range
+                raise SpecMismatchError(f"{self.name}.max_error", "a number, as the field is ragged and FLOAT16", "None")
 
     @property
     def row_bytes(self) -> int:
@@ -105,7 +115,7 @@ class FieldSpec:
         return np.dtype(np.float16) if self.cast else self.dtype
 
     def check(self, value: object) -> np.ndarray[Any, Any]:
-        """Returns `value` as an array of the declared shape and dtype.
+        """Returns `value` as an array of the declared shape and dtype; of a ragged field, as long as it is, without padding.
 
         Accepted besides the declared dtype: integers for integers and floats, floats of another width for floats, bool
         for integers, each only if the values survive (no wrap-around, no overflow to infinity).
@@ -119,10 +129,13 @@ class FieldSpec:
             raise SpecMismatchError(self.name, f"an array of {self.dtype}{list(self.shape)}", str(error)) from error
         if isinstance(value, np.ma.MaskedArray):
             raise SpecMismatchError(self.name, "an array without a mask", "a masked array")
+        if self.ragged and array.shape == (0,):  # an empty list has neither a dtype nor further axes of its own
+            return np.empty((0, *self.shape[1:]), self.dtype)
         if array.dtype != self.dtype:
             array = self._convert(array)
-        if array.shape != self.shape:
-            raise SpecMismatchError(self.name, f"shape {self.shape}", f"shape {array.shape}")
+        fitting = (min(len(array), self.shape[0]), *self.shape[1:]) if self.ragged and array.ndim else self.shape
+        if array.shape != fitting:
+            raise SpecMismatchError(self.name, f"shape {'up to ' * self.ragged}{self.shape}", f"shape {array.shape}")
         if self.finite and array.dtype.kind in "fc" and not np.isfinite(array).all():
             raise SpecMismatchError(self.name, "finite values", str(array.reshape(-1)[~np.isfinite(array.reshape(-1))][0]))
         return array
@@ -143,10 +156,11 @@ class FieldSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads; the name is the place in the tree and not part of it."""
-        return {
+        plain = {
             "shape": list(self.shape), "dtype": self.dtype.name, "precision": self.precision.value,
             "max_error": self.max_error, "finite": self.finite,
         }  # fmt: skip
+        return plain | ({"ragged": True} if self.ragged else {})  # absent elsewhere: hashes are older than ragged fields
 
 
 Tree: TypeAlias = "FieldSpec | Mapping[str, Tree] | tuple[Tree, ...]"
@@ -157,7 +171,7 @@ class Signature:
     """The field specs of a table. Immutable; equal signatures have equal hashes on every machine.
 
     `observation` and `action` take a FieldSpec, or dicts and tuples of them; so does each extra, given by name.
-    Precision.AUTO is settled here: float observations that are no goals are kept as float16, all else lossless.
+    Precision.AUTO is settled here: float observations that are neither goals nor ragged are kept as float16, all else lossless.
     """
 
     __slots__ = ("action", "columns", "extras", "hash", "observation", "reward")
@@ -166,7 +180,7 @@ class Signature:
     action: Tree
     reward: FieldSpec
     extras: Mapping[str, Tree]
-    columns: tuple[FieldSpec, ...]  # flat: observation leaves, action leaves, reward, extras; named by path
+    columns: tuple[FieldSpec, ...]  # flat: those of observation, action, reward, extras; named by path
     hash: int  # 64 bits over the canonical JSON
 
     def __init__(self, observation: Tree, action: Tree, *, reward: FieldSpec = REWARD, **extras: Tree) -> None:
@@ -182,7 +196,7 @@ class Signature:
         put(self, "reward", replace(self.reward, finite=True))
         put(self, "extras", {name: _settle(tree, name) for name, tree in sorted(extras.items())})
         trees: list[Tree] = [self.observation, self.action, self.reward, *self.extras.values()]
-        put(self, "columns", tuple(leaf for tree in trees for leaf in leaves(tree)))
+        put(self, "columns", tuple(column for tree in trees for column in columns_of(tree)))
         if not self.observation_columns:
             raise InvalidRequestError("observation: expected at least one field, found an empty tree")
         if len(self.columns) > MAX_COLUMNS:
@@ -207,13 +221,16 @@ class Signature:
         return (Signature.from_json, (self.to_json(),))
 
     def __repr__(self) -> str:
-        rows = (f"{c.name}: {c.dtype}{list(c.shape)} as {'float16' if c.cast else 'lossless'}" for c in self.columns)
+        rows = (
+            f"{c.name}: {'ragged ' * c.ragged}{c.dtype}{list(c.shape)} as {'float16' if c.cast else 'lossless'}"
+            for c in self.columns
+        )
         return "Signature(" + ", ".join(rows) + ")"
 
     @property
     def observation_columns(self) -> int:
         """Returns how many of the columns, counted from the first, are observations (T+1 rows an episode)."""
-        return sum(1 for _ in leaves(self.observation))
+        return sum(2 if leaf.ragged else 1 for leaf in leaves(self.observation))
 
     @property
     def raw_step_bytes(self) -> int:
@@ -282,6 +299,19 @@ def leaves(tree: Tree) -> Iterator[FieldSpec]:
             yield from leaves(child)
 
 
+def columns_of(tree: Tree) -> Iterator[FieldSpec]:
+    """Yields the flat columns of `tree`, which is settled: its leaves, each ragged one followed by its lengths."""
+    for leaf in leaves(tree):
+        yield leaf
+        if leaf.ragged:
+            yield FieldSpec(length_name(leaf), (), np.dtype(np.uint32), Precision.LOSSLESS)
+
+
+def length_name(leaf: FieldSpec) -> str:
+    """Returns the name of the column that has the lengths of a ragged leaf."""
+    return f"{leaf.name}/length"
+
+
 def flatten(tree: Tree, value: object, path: str) -> Iterator[object]:
     """Yields the leaves of `value` in column order, looked up by key, so that the order of its own keys is free.
 
@@ -305,9 +335,18 @@ def flatten(tree: Tree, value: object, path: str) -> Iterator[object]:
 
 
 def unflatten(tree: Tree, columns: Mapping[str, Any]) -> Any:
-    """Returns the values in `columns` (by path) nested as `tree` is."""
+    """Returns the values in `columns` (by path) nested as `tree` is, those of ragged leaves as RaggedArrays.
+
+    Raises:
+      ChunkCorruptError: the lengths of a ragged leaf do not fit its values.
+    """
     if isinstance(tree, FieldSpec):
-        return columns[tree.name]
+        if not tree.ragged:
+            return columns[tree.name]
+        try:
+            return RaggedArray.from_padded(columns[tree.name], columns[length_name(tree)])
+        except SpecMismatchError as error:  # bytes of a writer that is not ours: no chunk says how long an item may be
+            raise ChunkCorruptError(f"{tree.name}: {error}") from error
     if isinstance(tree, Mapping):
         return {key: unflatten(child, columns) for key, child in tree.items()}
     return tuple(unflatten(child, columns) for child in tree)
@@ -318,7 +357,7 @@ def _settle(tree: Any, path: str) -> Any:
         precision = tree.precision
         if precision is Precision.AUTO:
             parts = path.split("/")
-            lossy = parts[0] == "observation" and tree.dtype.kind == "f" and not GOAL_NAMES.intersection(parts)
+            lossy = parts[0] == "observation" and tree.dtype.kind == "f" and not (tree.ragged or GOAL_NAMES.intersection(parts))
             precision = Precision.FLOAT16 if lossy else Precision.LOSSLESS
         return replace(tree, name=path, precision=precision)
     if isinstance(tree, Mapping):
@@ -345,13 +384,9 @@ def _tree_from_json(data: Mapping[str, Any], path: str, depth: int) -> Tree:
     ((kind, body),) = data.items()
     if kind == "leaf":
         return FieldSpec(
-            path,
-            tuple(body["shape"]),
-            np.dtype(body["dtype"]),
-            Precision(body["precision"]),
-            body["max_error"],
-            bool(body["finite"]),
-        )
+            path, tuple(body["shape"]), np.dtype(body["dtype"]), Precision(body["precision"]), body["max_error"],
+            bool(body["finite"]), bool(body.get("ragged", False)),
+        )  # fmt: skip
     if kind == "dict":
         return {key: _tree_from_json(child, f"{path}/{key}", depth + 1) for key, child in body.items()}
     if kind == "tuple":

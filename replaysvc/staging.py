@@ -39,6 +39,7 @@ class AppendRequest:
     chunks: Sequence[bytes]
     decoded: Sequence[DecodedChunk]
     urgent: bool
+    admitted: int = 0  # steps that the limiter was told of
     done: "Future[int]" = field(default_factory=Future)
 
 

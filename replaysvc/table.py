@@ -1,8 +1,8 @@
-"""The engine of one table: index, samplers, cache and capacity around one lock.
+"""The engine of one table: what is appended to it, what is removed, what is remembered; `sampling` gives its steps out.
 
-Three kinds of threads meet here. Appending threads decode and check chunks, then wait for the committer. The committer
-thread stages, stores and publishes them. Sampling threads draw, resolve and gather under the lock, and read and decode
-missing chunks outside it. The lock is never held during disk access.
+Three kinds of threads meet here. Appending threads decode and check chunks, wait for the limiter, then for the committer. The
+committer thread stages, stores and publishes them, and removes and deletes. Sampling threads draw, resolve and gather under the
+lock, and read and decode missing chunks outside it. The lock is never held during disk access.
 """
 
 import logging
@@ -15,37 +15,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from replaysvc.batch import BatchColumn
+from replaysvc import sampler_state
 from replaysvc.cache import Cache
 from replaysvc.checks import check_number
-from replaysvc.codec import ChunkDecoder, DecodedChunk
+from replaysvc.codec import ChunkDecoder
 from replaysvc.committer import Committer
 from replaysvc.config import TableConfig
+from replaysvc.core import Core
+from replaysvc.drawing import Samplers
+from replaysvc.episode_records import episode_chunk_ids, list_episodes, parse_metadata
 from replaysvc.errors import (
-    InvalidRequestError,
+    LimitedError,
     NotFoundError,
-    NotReadyError,
     ReplayError,
     SpecMismatchError,
     StorageError,
     WaitTimeoutError,
 )
-from replaysvc.gather import Plan, gather, missing_rows, plan_transitions
+from replaysvc.initial import InitialPriorities
+from replaysvc.limiter import LimiterState, check_chunk
+from replaysvc.options import Prioritized
 from replaysvc.requests import Transitions
-from replaysvc.selectors import Selector, Uniform
-from replaysvc.spec import Signature
+from replaysvc.sampling import Sampling
+from replaysvc.spec import FieldSpec, Signature
 from replaysvc.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
 from replaysvc.storage import TableStore
-from replaysvc.table_index import TableIndex, parse_metadata
+from replaysvc.table_index import TableIndex
 from replaysvc.types import Array, EpisodeRecord, TableStats
+from replaysvc.upkeep import Upkeep
+from replaysvc.writer import choose_chunk_steps
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 1 << 20
 MAX_SESSIONS = 65_536  # remembered writer sessions; the least recently used is forgotten first
 _PIECE_BYTES = 4 << 20  # episodes are read in pieces of about this size
-_IDLE_EPISODE_S = 3600.0  # an open episode whose steps are all removed is given up when its writer was silent for so long
-_DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
 
 
 class Table:
@@ -57,30 +60,38 @@ class Table:
     ) -> None:  # fmt: skip
         self.name = store.name
         self.signature = Signature.from_json(store.description["signature"])
-        self.config = TableConfig.from_json(store.description["config"])
-        self._store, self._committer, self._clock, self._rng = store, committer, clock, rng
-        self._decoder = ChunkDecoder(self.signature)
+        config = TableConfig.from_json(store.description["config"])
+        self._store, self._committer, self._clock = store, committer, clock
         self._changed = threading.Condition(threading.Lock())
-        self._cache = Cache(self.signature, *cache_bytes)
         loaded = store.load()
-        self._index = TableIndex(loaded)
+        index = TableIndex(loaded)
+        samplers, limiter = Samplers(config.samplers, index), LimiterState(config.limiter)
+        sampler_state.restore(store, samplers, limiter, rng, index.head)
+        self._core = Core(
+            self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), clock,
+            self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes_of(loaded),
+            loaded.next_episode_id,
+        )  # fmt: skip
+        self._initial = InitialPriorities(self.signature, config)
         self._sessions: OrderedDict[bytes, int] = OrderedDict(loaded.sessions)
-        self._open = open_episodes_of(loaded)
-        self._next_chunk_id, self._next_episode_id = loaded.next_chunk_id, loaded.next_episode_id
-        self._samplers: dict[str, Selector] = {"uniform": Uniform()}
-        self._counts = dict.fromkeys(("items", "calls", "duplicates", "corrupt", "commits", "hits", "misses"), 0)
-        self._closed: ReplayError | None = None
-        for sampler in self._samplers.values():
-            for start, stop in self._index.runs():
-                sampler.insert(start, stop)
-        self._remove_excess()
+        self._next_chunk_id = loaded.next_chunk_id
+        sampling, self._upkeep = Sampling(self._core), Upkeep(self._core, committer)
+        self.draw, self.update_priorities = sampling.draw, sampling.update_priorities
+        self.delete_episodes, self.set_limiter = self._upkeep.delete_episodes, self._upkeep.set_limiter
+        self.save_state, self.whole_state = self._upkeep.save_state, self._upkeep.whole_state
+        self._upkeep.remove_excess()
+
+    @property
+    def config(self) -> TableConfig:
+        """Returns the table's configuration, with the limiter that holds now."""
+        return self._core.config
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def open_session(self, session_id: bytes) -> int:
         """Returns the last durable sequence number of a writer session, -1 if there is none."""
         with self._changed:
-            self._check_open()
+            self._core.check_open()
             return self._sessions.get(session_id, -1)
 
     def submit(
@@ -88,36 +99,73 @@ class Table:
     ) -> AppendRequest:
         """Checks and decodes chunks and queues them for the next commit; the request's `done` tells the outcome.
 
-        Waits up to `wait_s` for room in the queue.
+        Waits up to `wait_s` for room in the queue, and for the limiter, which lets all of them in or none.
 
         Raises:
           ChunkCorruptError, SpecMismatchError: a chunk is damaged or of another signature; none is taken.
-          CapacityError: too much waits for a commit.
+          CapacityError: too much waits for a commit. LimitedError: the limiter does not let them in.
         """
+        deadline = time.monotonic() + wait_s
         data = [chunk for _, chunk in chunks]
-        headers = self._decoder.headers(data)
-        size = sum(map(len, data)) + sum(header.raw_bytes for header in headers)
-        self._committer.reserve(size, wait_s)  # before the bytes are decoded: little data may decode to much
+        headers = self._core.decoder.headers(data)
+        admitted = self._admit(
+            session_id, [(n, header.info.n_steps) for (n, _), header in zip(chunks, headers, strict=True)], deadline
+        )
         try:
-            decoded = self._decoder.decode(data, headers)
-            request = AppendRequest(session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent)
-            with self._changed:
-                self._check_open()
-            self._committer.submit(self, request, size)
+            size = sum(map(len, data)) + sum(header.raw_bytes for header in headers)
+            # before the bytes are decoded: little data may decode to much
+            self._committer.reserve(size, max(0.0, deadline - time.monotonic()))
+            try:
+                decoded = self._core.decoder.decode(data, headers)
+                self._initial.check(decoded)
+                request = AppendRequest(
+                    session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent, admitted=admitted
+                )
+                with self._changed:
+                    self._core.check_open()
+                self._committer.submit(self, request, size)
+            except BaseException:
+                self._committer.release(size)
+                raise
         except BaseException:
-            self._committer.release(size)
+            self._withdraw(admitted)
             raise
         return request
 
+    def _admit(self, session_id: bytes, steps: Sequence[tuple[int, int]], deadline: float) -> int:
+        """Waits for the limiter to let the steps of chunks, (sequence, steps) each, in; returns how many are new."""
+        core = self._core
+        with self._changed:
+            while True:
+                core.check_open()
+                last = self._sessions.get(session_id, -1)
+                count = sum(n for sequence, n in steps if sequence > last)
+                waiting = core.limiter.insert_waits(count, core.index.live_steps) if count else ""
+                if not waiting:
+                    core.limiter.admit(count)
+                    return count
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise LimitedError(f"table {self.name}: {waiting}")
+                self._changed.wait(left)
+
+    def _withdraw(self, admitted: int) -> None:
+        with self._changed:
+            self._core.limiter.withdraw(admitted)
+            self._changed.notify_all()
+
     def append(
-        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, timeout_s: float
-    ) -> int:
+        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, timeout_s: float,
+        wait_s: float = 0.0,
+    ) -> int:  # fmt: skip
         """Stores chunks of a session, returns its last durable sequence number when they are durable.
+
+        `wait_s`: longest to wait for room and for the limiter.
 
         Raises:
           WaitTimeoutError: not within `timeout_s`; the chunks may still be stored. And all that `submit` and the commit raise.
         """
-        request = self.submit(session_id, actor, chunks, urgent=urgent)
+        request = self.submit(session_id, actor, chunks, urgent=urgent, wait_s=wait_s)
         try:
             return request.done.result(timeout_s)
         except FutureTimeoutError:
@@ -125,16 +173,16 @@ class Table:
 
     def commit(self, requests: list[AppendRequest]) -> None:
         """Stores and publishes requests, and settles each. Called by the committer thread alone; does not raise."""
-        staged = Staged(self._next_chunk_id, self._index.head, self._next_episode_id, self._clock())
+        staged = Staged(self._next_chunk_id, self._core.index.head, self._core.next_episode_id, self._clock())
         try:
-            stage_all(staged, requests, self._sessions, self._open)
+            stage_all(staged, requests, self._sessions, self._core.open_episodes)
             with self._changed:
-                self._check_open()
+                self._core.check_open()
             index = staged.index()
             if len(index):
                 self._store.append(index, staged.chunks, staged.entries, staged.sessions)
                 self._publish(staged, index)
-                self._remove_excess()
+                self._upkeep.remove_excess()
         except ReplayError as error:
             refuse(requests, error)
         except Exception as error:  # the committer must live on; whoever waits learns that it failed
@@ -143,7 +191,9 @@ class Table:
                 requests, StorageError(f"table {self.name}: the commit failed ({type(error).__name__}); see the server's log")
             )
         with self._changed:
-            self._counts["duplicates"] += staged.duplicates
+            self._core.counts["duplicates"] += staged.duplicates
+            self._core.limiter.withdraw(sum(request.admitted for request in requests))
+            self._changed.notify_all()
         for request in requests:
             if not request.done.done():
                 request.done.set_result(self._sessions.get(request.session_id, -1))
@@ -151,9 +201,9 @@ class Table:
     def _publish(self, staged: Staged, index: Array) -> None:
         """Makes stored chunks sampleable."""
         with self._changed:
-            rows = self._index.add(index, staged.entries)
+            added = self._core.index.add(index, staged.entries)
             self._next_chunk_id += len(index)
-            self._next_episode_id += len(staged.entries)
+            self._core.next_episode_id += len(staged.entries)
             for session, sequence in staged.sessions.items():
                 self._sessions[session] = sequence
                 self._sessions.move_to_end(session)
@@ -161,153 +211,15 @@ class Table:
                 self._sessions.popitem(last=False)
             for name, episode in staged.open.items():
                 if episode is None:
-                    self._open.pop(name, None)
+                    self._core.open_episodes.pop(name, None)
                 else:
-                    self._open[name] = episode
-            for row, chunk in zip(rows, staged.decoded, strict=True):
-                self._cache_chunk(Cache.RECENT, row, chunk)
-            for sampler in self._samplers.values():
-                sampler.insert(int(index["position"][0]), self._index.head)
-            self._counts["commits"] += 1
+                    self._core.open_episodes[name] = episode
+            for row, chunk in zip(added.rows, staged.decoded, strict=True):
+                self._core.cache_chunk(Cache.RECENT, row, chunk)
+            self._core.samplers.insert(added, self._initial.of(staged.decoded))
+            self._core.limiter.count_insert(int(index["n_steps"].sum()))
+            self._core.counts["commits"] += 1
             self._changed.notify_all()
-
-    def _remove_excess(self) -> None:
-        """Removes the oldest steps beyond capacity; whole segments that hold nothing else leave the disk."""
-        with self._changed:
-            tail = self._index.tail
-            if not self._index.remove_excess(self.config.capacity_steps, self.config.capacity_bytes):
-                return
-            for sampler in self._samplers.values():
-                sampler.remove(tail, self._index.tail)
-            kept = self._index.first_chunk_id
-            self._forget_removed_episodes()
-        if kept is not None:
-            self._store.remove_before(kept)
-
-    def _forget_removed_episodes(self) -> None:
-        """Drops what is known of episodes of which no step is left, unless a writer may still go on with them."""
-        limit = self._clock() - _IDLE_EPISODE_S
-        idle = [
-            name
-            for name, episode in self._open.items()
-            if episode.last_at_s < limit and self._index.is_removed(episode.episode_id)
-        ]
-        for name in idle:
-            del self._open[name]
-        self._index.forget_episodes_before(min((e.episode_id for e in self._open.values()), default=self._next_episode_id))
-
-    def _cache_chunk(self, ring: int, row: int, chunk: DecodedChunk) -> None:
-        if not self._cache.fits(chunk.columns):
-            self._cache.widen_for(chunk.columns)
-            self._index.forget_locations()
-        place = self._cache.insert(ring, row, chunk.columns, chunk.header.info.n_steps)
-        if place is not None:
-            location, slot, overwritten = place
-            self._index.locate(row, location, slot, overwritten)
-
-    # -- sampling -----------------------------------------------------------------------------------------------------
-
-    def draw(
-        self, batch_size: int, what: Transitions, *, sampler: str, seed: int | None, timeout_s: float
-    ) -> list[BatchColumn]:
-        """Returns a batch of `batch_size` windows, drawn with replacement, in stored precision.
-
-        Raises:
-          NotReadyError: the table holds fewer than `limiter.min_steps` steps, and goes on so for `timeout_s`.
-          InvalidRequestError: unknown sampler, batch size out of range, negative seed.
-        """
-        batch_size = check_number("batch_size", batch_size, 1, MAX_BATCH)
-        timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
-        if seed is not None:
-            seed = check_number("seed", seed, 0, (1 << 64) - 1)
-        if not isinstance(what, Transitions):
-            raise SpecMismatchError("what", "Transitions", type(what).__name__)
-        if sampler not in self._samplers:
-            raise InvalidRequestError(f"sampler: expected one of {sorted(self._samplers)}, found {sampler!r}")
-        deadline = time.monotonic() + timeout_s
-        for _ in range(_DRAW_ATTEMPTS):
-            with self._changed:
-                self._wait_ready(deadline)
-                rng = self._rng if seed is None else np.random.default_rng(seed)
-                plan = plan_transitions(self._index, self._samplers[sampler], rng, batch_size, what)
-            columns = self._gather(plan) if plan is not None else None
-            if columns is not None:
-                return columns
-        raise NotReadyError(
-            f"table {self.name}: no {batch_size} readable steps in {_DRAW_ATTEMPTS} draws; many chunks are damaged or removed"
-        )
-
-    def _gather(self, plan: Plan) -> list[BatchColumn] | None:
-        """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again."""
-        fetched: dict[int, DecodedChunk] = {}
-        while True:
-            with self._changed:
-                self._check_open()
-                missing = missing_rows(plan, self._index, fetched)
-                if missing is None:
-                    return None
-                self._counts["misses"] += len(missing)
-                if not fetched:
-                    self._counts["hits"] += len(plan.positions) - int(np.isin(plan.windows.rows[:, 0], missing).sum())
-                if not missing:
-                    self._counts["calls"] += 1
-                    self._counts["items"] += len(plan.positions)
-                    return gather(plan, self._index, self._cache, self.signature, fetched, self._clock())
-                ids = self._index.field("chunk_id", missing)
-                checksums = self._index.field("checksum", missing)
-            found = self._read(missing, ids, checksums)
-            if found is None:
-                return None
-            fetched |= found
-            with self._changed:
-                for row, chunk in found.items():
-                    if self._index.uncached(np.array([row])):
-                        self._cache_chunk(Cache.FAULTED, row, chunk)
-
-    def _read(self, rows: Sequence[int], ids: Array, checksums: Array) -> dict[int, DecodedChunk] | None:
-        """Reads and decodes chunks; None if one is removed or damaged (then it is marked and never drawn again)."""
-        data = self._store.read(ids)
-        present = [chunk for chunk in data if chunk is not None]
-        try:
-            decoded = self._decoder.decode(present)
-            if len(present) == len(data) and all(
-                chunk.header.checksum == int(expected) for chunk, expected in zip(decoded, checksums, strict=True)
-            ):
-                return dict(zip(rows, decoded, strict=True))
-        except ReplayError:
-            log.warning("table %s: a chunk among %d failed its check; looking for it", self.name, len(present))
-        for row, chunk_id, raw, expected in zip(rows, ids, data, checksums, strict=True):
-            self._check_chunk(row, int(chunk_id), raw, int(expected))
-        return None
-
-    def _check_chunk(self, row: int, chunk_id: int, raw: bytes | None, expected: int) -> None:
-        reason = "it is missing"
-        if raw is not None:
-            try:
-                if self._decoder.decode([raw])[0].header.checksum == expected:
-                    return
-                reason = "it is another chunk than the index says"
-            except ReplayError as error:
-                reason = str(error)
-        with self._changed:
-            if self._index.mark_dead(row):
-                self._counts["corrupt"] += 1
-                log.error("table %s: chunk %d cannot be read and is left out from now on: %s", self.name, chunk_id, reason)
-
-    def _wait_ready(self, deadline: float) -> None:
-        while True:
-            self._check_open()
-            waiting = self._waiting_for()
-            if not waiting:
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise NotReadyError(f"table {self.name}: {waiting}")
-            self._changed.wait(left)
-
-    def _waiting_for(self) -> str:
-        steps, wanted = self._index.live_steps, self.config.limiter.min_steps
-        return "" if steps >= wanted else f"{steps:,} of {wanted:,} steps"
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -315,8 +227,13 @@ class Table:
         """Returns the table's counters as of now."""
         segments, disk = self._store.segment_count, self._store.disk_bytes
         with self._changed:
-            self._check_open()
-            index, counts = self._index, self._counts
+            core = self._core
+            core.check_open()
+            index, counts, limiter = core.index, core.counts, core.limiter
+            name = "uniform" if "uniform" in self.config.samplers else sorted(self.config.samplers)[0]
+            waiting = limiter.sample_waits(1, index.live_steps) or (
+                "" if core.samplers.is_queue(name) else core.samplers.waiting_for(name, Transitions(), 1)
+            )
             return TableStats(
                 name=self.name, steps=index.live_steps, episodes=index.episode_count, chunks=len(index.chunks),
                 segments=segments, first_position=index.tail, next_position=index.head,
@@ -326,8 +243,12 @@ class Table:
                 sampled_items_total=counts["items"], sample_calls_total=counts["calls"],
                 duplicate_chunks_total=counts["duplicates"], corrupt_chunks_total=counts["corrupt"],
                 lossless_fallbacks_total=index.fallbacks, commits_total=counts["commits"], cache_hits_total=counts["hits"],
-                cache_misses_total=counts["misses"], cache_bytes=self._cache.used_bytes, open_episodes=len(self._open),
-                ready=not self._waiting_for(), waiting_for=self._waiting_for(),
+                cache_misses_total=counts["misses"], priority_updates_total=counts["updates"],
+                ignored_updates_total=counts["ignored_updates"], deleted_episodes_total=counts["deleted_episodes"],
+                cache_bytes=core.cache.used_bytes, open_episodes=len(core.open_episodes),
+                ready=not waiting, waiting_for=waiting,
+                limiter=limiter.options.to_json() | {"inserted": limiter.inserted, "sampled": limiter.sampled},
+                queues={name: queue.available for name, (_, queue) in core.samplers.queues.items()},
             )  # fmt: skip
 
     def episodes(self, limit: int, before_id: int | None, actor: str | None, closed_only: bool) -> list[EpisodeRecord]:
@@ -336,8 +257,8 @@ class Table:
         if before_id is not None:
             before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
         with self._changed:
-            self._check_open()
-            records = self._index.episodes(limit, before_id, actor, closed_only)
+            self._core.check_open()
+            records = list_episodes(self._core.index, limit, before_id, actor, closed_only)
         complete = []
         for record in records:
             entry = self._store.read_episode_entry(record.episode_id)
@@ -356,8 +277,8 @@ class Table:
         if stop is not None:
             stop = check_number("stop", stop, 0, 1 << 62)
         with self._changed:
-            self._check_open()
-            ids, sizes = self._index.episode_chunk_ids(self.name, episode_id, start, stop)
+            self._core.check_open()
+            ids, sizes = episode_chunk_ids(self._core.index, self.name, episode_id, start, stop)
         return self._read_pieces(episode_id, ids, sizes)
 
     def _read_pieces(self, episode_id: int, ids: Array, sizes: Array) -> Iterator[list[bytes]]:
@@ -373,15 +294,32 @@ class Table:
     def resize_cache(self, recent_bytes: int, faulted_bytes: int) -> None:
         """Changes the cache's budgets, which empties it."""
         with self._changed:
-            self._cache.resize(recent_bytes, faulted_bytes)
-            self._index.forget_locations()
+            self._core.cache.resize(recent_bytes, faulted_bytes)
+            self._core.index.forget_locations()
 
     def close(self, reason: ReplayError) -> None:
         """Ends the table: every call from now on, and every one that waits, raises `reason`."""
         with self._changed:
-            self._closed = reason
+            self._core.closed = reason
             self._changed.notify_all()
 
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise type(self._closed)(str(self._closed))
+
+def check_table(signature: Signature, config: TableConfig) -> None:
+    """Checks what a table's configuration asks of its signature.
+
+    Raises:
+      InvalidRequestError: initial priorities from an extra that there is not, or a limiter that lets no chunk in.
+    """
+    for name, sampler in config.samplers.items():
+        if isinstance(sampler, Prioritized) and sampler.initial_priority is not None:
+            tree = signature.extras.get(sampler.initial_priority)
+            if not isinstance(tree, FieldSpec) or tree.shape or tree.dtype.kind != "f":
+                floats = [
+                    extra for extra, leaf in signature.extras.items() if isinstance(leaf, FieldSpec) and leaf.dtype.kind == "f"
+                ]
+                raise SpecMismatchError(
+                    f"samplers.{name}.initial_priority",
+                    f"a scalar float extra, such as {floats}",
+                    repr(sampler.initial_priority),
+                )
+    check_chunk(config.limiter, choose_chunk_steps(signature, config))

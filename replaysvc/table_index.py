@@ -1,63 +1,42 @@
 """The index of a table in RAM: which chunks and episodes there are, in arrays that whole batches are resolved in.
 
-About 90 bytes a chunk and 60 an episode. Chunk rows stand in commit order, so positions rise with rows and a position is
+About 110 bytes a chunk and 60 an episode. Chunk rows stand in commit order, so positions rise with rows and a position is
 found by binary search. Episode row = episode id. Not thread-safe: the table's lock is held around every call.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from replaysvc.chunk_links import NONE, find_depth, find_step, jump_lengths
 from replaysvc.columns import Columns
-from replaysvc.errors import InvalidRequestError, NotFoundError
 from replaysvc.storage import EpisodeEntry, LoadedTable
-from replaysvc.types import Array, EpisodeRecord
+from replaysvc.types import Array
 
 TERMINATED, TRUNCATED = 1, 2  # flags of a chunk, about its last step, and of an episode
 DEAD = 4  # flag of a chunk that can no longer be read: never drawn, and windows end before it
-NONE = -1  # no row, no location
+DELETED = 8  # flag of a chunk that was taken out on purpose; DEAD, too
 
-_CHUNK_FIELDS = {
-    "chunk_id": "i8",
-    "position": "i8",
-    "episode_id": "i8",
-    "first_step": "i8",
-    "n_steps": "i8",
-    "next_row": "i8",
-    "policy_version": "i8",
-    "committed_at_s": "f8",
-    "checksum": "u8",
-    "stored_bytes": "u4",
-    "fallbacks": "u4",
-    "flags": "u1",
-    "location": "i8",
-    "slot": "i4",
-}
-_STORED_FIELDS = (
-    "chunk_id",
-    "position",
-    "episode_id",
-    "first_step",
-    "n_steps",
-    "policy_version",
-    "committed_at_s",
-    "checksum",
-    "stored_bytes",
-    "fallbacks",
-    "flags",
-)
-_EPISODE_FIELDS = {
-    "first_row": "i8",
-    "last_row": "i8",
-    "length": "i8",
-    "return_": "f8",
-    "policy_version": "i8",
-    "started_at_s": "f8",
-    "actor": "i4",
-    "flags": "u1",
-}
+_STORED_FIELDS = {
+    "chunk_id": "i8", "position": "i8", "episode_id": "i8", "first_step": "i8", "n_steps": "i8", "policy_version": "i8",
+    "committed_at_s": "f8", "checksum": "u8", "stored_bytes": "u4", "fallbacks": "u4", "flags": "u1",
+}  # fmt: skip
+_CHUNK_FIELDS = _STORED_FIELDS | {
+    "next_row": "i8", "prev_row": "i8", "jump_row": "i8", "depth": "i4", "location": "i8", "slot": "i4",
+}  # fmt: skip
+EPISODE_FIELDS = {
+    "first_row": "i8", "last_row": "i8", "length": "i8", "return_": "f8", "policy_version": "i8", "started_at_s": "f8",
+    "actor": "i4", "flags": "u1",
+}  # fmt: skip
+
+
+class Added(NamedTuple):
+    """What an append added: `rows` of chunks, of episodes `episode_ids` (int64, each once) that had `lengths` steps before."""
+
+    rows: range
+    episode_ids: Array
+    lengths: Array
 
 
 class TableIndex:
@@ -70,7 +49,7 @@ class TableIndex:
         self.head = self.tail = self.live_steps = self.stored_bytes = self.fallbacks = self.episode_count = 0
         ids = [int(loaded.index["episode_id"].min())] if len(loaded.index) else []
         ids += [min(entry.episode_id for entry in loaded.episodes)] if loaded.episodes else []
-        self._episodes = Columns(_EPISODE_FIELDS, base=min(ids, default=loaded.next_episode_id))
+        self.episodes = Columns(EPISODE_FIELDS, base=min(ids, default=loaded.next_episode_id))
         self._make_episodes(loaded.next_episode_id)
         entries = {entry.episode_id: entry for entry in loaded.episodes}
         if len(loaded.index):
@@ -82,30 +61,35 @@ class TableIndex:
 
     # -- adding -------------------------------------------------------------------------------------------------------
 
-    def add(self, index: Array, entries: Sequence[EpisodeEntry]) -> range:
-        """Adds chunks in commit order and the entries of the episodes that begin with them; returns the chunks' rows."""
+    def add(self, index: Array, entries: Sequence[EpisodeEntry]) -> "Added":
+        """Adds chunks in commit order and the entries of the episodes that begin with them."""
         first, count = self.chunks.end, len(index)
         next_id = int(index["episode_id"].max()) + 1
         self._make_episodes(next_id)
-        episodes, base = self._episodes, self._episodes.base
+        episodes, base = self.episodes, self.episodes.base
         for entry in entries:
             if entry.episode_id >= base:
-                episodes["actor"][entry.episode_id - base] = self._actor_number(entry.actor)
+                episodes["actor"][entry.episode_id - base] = self._new_actor_number(entry.actor)
                 episodes["started_at_s"][entry.episode_id - base] = entry.started_at_s
         values: dict[str, Array] = {name: index[name] for name in _STORED_FIELDS}
-        values |= {"next_row": np.full(count, NONE), "location": np.full(count, NONE), "slot": np.zeros(count, np.int32)}
+        unset = np.full(count, NONE)
+        values |= dict.fromkeys(("next_row", "prev_row", "location"), unset)
+        values |= {"jump_row": first + np.arange(count), "depth": np.zeros(count, np.int32), "slot": np.zeros(count, np.int32)}
         self.chunks.append(values)
-        self._link(index, first)
+        touched, before = self._link(index, first)
         self.stored_bytes += int(index["stored_bytes"].sum(dtype=np.int64))
         self.fallbacks += int(index["fallbacks"].sum(dtype=np.int64))
         self.live_steps += int(index["n_steps"].sum(dtype=np.int64))
         if self.live_steps and self.tail == self.head:
             self.tail = int(index["position"][0])
         self.head = int(index["position"][-1] + index["n_steps"][-1])
-        return range(first, first + count)
+        return Added(range(first, first + count), touched, before)
 
-    def _link(self, index: Array, first: int) -> None:
-        """Links new chunks to their predecessors, old and new, and brings the episodes up to date."""
+    def _link(self, index: Array, first: int) -> tuple[Array, Array]:
+        """Links new chunks to their predecessors, old and new, and brings the episodes up to date.
+
+        Returns the ids of the episodes and their lengths before.
+        """
         order = np.lexsort((index["first_step"], index["episode_id"]))
         ids, steps, n_steps = index["episode_id"][order], index["first_step"][order], index["n_steps"][order]
         rows = first + order
@@ -115,10 +99,12 @@ class TableIndex:
         next_row, base = self.chunks["next_row"], self.chunks.base
         next_row[rows[:-1][follows] - base] = rows[1:][follows]
 
-        episodes, at = self._episodes, ids[starts] - self._episodes.base
+        episodes, at = self.episodes, ids[starts] - self.episodes.base
         last_row, length = episodes["last_row"][at], episodes["length"][at]
         known = (last_row >= base) & (length == steps[starts])
+        known &= (self.chunks["flags"][np.where(known, last_row, base) - base] & DEAD) == 0
         next_row[last_row[known] - base] = rows[starts][known]
+        self._link_back(rows, follows, starts, np.where(known, last_row, NONE))
         fresh = episodes["first_row"][at] == NONE
         self.episode_count += int(fresh.sum())
         episodes["first_row"][at[fresh]] = rows[starts][fresh]
@@ -128,14 +114,48 @@ class TableIndex:
         episodes["length"][at] = steps[stops] + n_steps[stops]
         episodes["return_"][at] = index["return_after"][order][stops]
         episodes["flags"][at] |= index["flags"][order][stops].astype(np.uint8)
+        return ids[starts], length
+
+    def _link_back(self, rows: Array, follows: Array, starts: Array, parent: Array) -> None:
+        """Sets prev_row, jump_row and depth of new chunks `rows`, sorted by episode and step.
+
+        `follows` [n-1]: which follows the one before it; `starts`: where episodes begin; `parent`: their last old row or NONE.
+        """
+        base, count = self.chunks.base, len(rows)
+        prev_row, jump_row, depth = self.chunks["prev_row"], self.chunks["jump_row"], self.chunks["depth"]
+        joined = np.concatenate(([False], follows))
+        begin = np.maximum.accumulate(np.where(joined, 0, np.arange(count)))  # of each one's unbroken run
+        before = np.full(count, NONE)
+        before[starts] = parent  # a run that does not begin its episode follows a lost chunk, and so nothing
+        root = before[begin]
+        known = root >= 0
+        first_depth = np.where(known, depth[np.where(known, root, base) - base] + 1, 0)
+        here = first_depth + np.arange(count) - begin
+        prev_row[rows - base] = np.where(joined, rows[np.arange(count) - 1], root)
+        depth[rows - base] = here
+        wanted = here - jump_lengths(here)
+        new = wanted >= first_depth
+        target = rows[np.where(new, begin + wanted - first_depth, 0)]
+        if not new.all():
+            old = np.flatnonzero(~new)
+            target[old] = find_depth(root[old], wanted[old], depth, prev_row, jump_row, base)
+        jump_row[rows - base] = target
 
     def _make_episodes(self, end: int) -> None:
-        count = end - self._episodes.end
+        count = end - self.episodes.end
         if count > 0:
-            empty = {name: np.zeros(count, code) for name, code in _EPISODE_FIELDS.items()}
-            self._episodes.append(empty | {"first_row": np.full(count, NONE), "last_row": np.full(count, NONE)})
+            empty = {name: np.zeros(count, code) for name, code in EPISODE_FIELDS.items()}
+            self.episodes.append(empty | {"first_row": np.full(count, NONE), "last_row": np.full(count, NONE)})
 
-    def _actor_number(self, actor: str) -> int:
+    def actor(self, number: int) -> str:
+        """Returns the name that an episode's `actor` field stands for."""
+        return self._actors[number] if self._actors else ""
+
+    def actor_number(self, actor: str) -> int:
+        """Returns what stands for an actor in the episodes' field; NONE for one that never wrote."""
+        return self._actor_numbers.get(actor, NONE)
+
+    def _new_actor_number(self, actor: str) -> int:
         number = self._actor_numbers.setdefault(actor, len(self._actors))
         if number == len(self._actors):
             self._actors.append(actor)
@@ -143,8 +163,11 @@ class TableIndex:
 
     # -- removing -----------------------------------------------------------------------------------------------------
 
-    def remove_excess(self, capacity_steps: int | None, capacity_bytes: int | None) -> int:
-        """Moves the tail so that the bounds hold, whatever the newest chunk alone; returns how many steps were removed."""
+    def remove_excess(self, capacity_steps: int | None, capacity_bytes: int | None) -> Array | None:
+        """Moves the tail so that the bounds hold, whatever the newest chunk alone.
+
+        Returns the ids of the episodes that lost steps, None if none did.
+        """
         rows = 0
         if capacity_bytes is not None and self.stored_bytes > capacity_bytes:
             rows = self._rows_holding(self.chunks["stored_bytes"], self.stored_bytes - capacity_bytes)
@@ -154,12 +177,12 @@ class TableIndex:
         if capacity_steps is not None and self.live_steps > capacity_steps:
             tail = max(tail, self._tail_without(self.live_steps - capacity_steps))
         if tail == self.tail:
-            return 0
-        removed = self._live_between(self.tail, tail)
-        self.live_steps -= removed
+            return None
+        self.live_steps -= self._live_between(self.tail, tail)
+        touched = np.unique(self.chunks["episode_id"][: int(np.searchsorted(self.chunks["position"], tail))])
         self.tail = tail
         self._drop_rows()
-        return removed
+        return touched
 
     @staticmethod
     def _rows_holding(sizes: Array, wanted: int) -> int:
@@ -201,10 +224,11 @@ class TableIndex:
             return
         self.stored_bytes -= int(self.chunks["stored_bytes"][:gone].sum(dtype=np.int64))
         self.fallbacks -= int(self.chunks["fallbacks"][:gone].sum(dtype=np.int64))
-        base = self._episodes.base
-        at, successor = self.chunks["episode_id"][:gone] - base, self.chunks["next_row"][:gone].copy()
+        base = self.episodes.base
+        present = (self.chunks["flags"][:gone] & DELETED) == 0
+        at, successor = self.chunks["episode_id"][:gone][present] - base, self.chunks["next_row"][:gone][present]
         self.chunks.remove_to(self.chunks.base + gone)
-        first_row, last_row = self._episodes["first_row"], self._episodes["last_row"]
+        first_row, last_row = self.episodes["first_row"], self.episodes["last_row"]
         first_row[at] = successor  # of repeated episodes the last assignment holds
         touched = np.unique(at)
         cut = touched[first_row[touched] < self.chunks.base]  # nothing linked is left: gone, or cut by a chunk that was lost
@@ -214,14 +238,14 @@ class TableIndex:
 
     def is_removed(self, episode_id: int) -> bool:
         """Returns whether no step of the episode is left."""
-        at = episode_id - self._episodes.base
-        return at < 0 or bool(self._episodes["first_row"][at] == NONE)
+        at = episode_id - self.episodes.base
+        return at < 0 or bool(self.episodes["first_row"][at] == NONE)
 
     def forget_episodes_before(self, episode_id: int) -> None:
         """Gives back the memory of removed episodes at the old end, up to `episode_id`, which may still be written."""
-        present = np.flatnonzero(self._episodes["first_row"] != NONE)
-        first = self._episodes.base + int(present[0]) if present.size else self._episodes.end
-        self._episodes.remove_to(min(first, episode_id))
+        present = np.flatnonzero(self.episodes["first_row"] != NONE)
+        first = self.episodes.base + int(present[0]) if present.size else self.episodes.end
+        self.episodes.remove_to(min(first, episode_id))
 
     def runs(self) -> list[tuple[int, int]]:
         """Returns the ranges of positions that are stored, in order: one, unless chunks were lost."""
@@ -245,6 +269,29 @@ class TableIndex:
         offset = positions - self.chunks["position"][at]
         return np.asarray((offset >= 0) & (offset < self.chunks["n_steps"][at]) & ((self.chunks["flags"][at] & DEAD) == 0))
 
+    def locate(self, episode_ids: Array, steps: Array) -> Array:
+        """Returns the chunk rows that hold these steps of episodes; NONE where they are not stored or cannot be read."""
+        chunks, base = self.chunks, self.chunks.base
+        at = episode_ids - self.episodes.base
+        last = self.episodes["last_row"][np.maximum(at, 0)]
+        last = np.where((at >= 0) & (last >= base), last, NONE)
+        rows = find_step(last, steps, chunks["first_step"], chunks["prev_row"], chunks["jump_row"], base)
+        found = np.where(rows >= 0, rows - base, 0)
+        inside = (chunks["first_step"][found] + chunks["n_steps"][found] > steps) & ((chunks["flags"][found] & DEAD) == 0)
+        return np.where((rows >= 0) & inside, rows, NONE)
+
+    def episode_state(self, ids: Array) -> tuple[Array, Array, Array]:
+        """Returns of episodes: first stored chunk row (NONE: removed), steps so far, and whether they have an end."""
+        at, episodes = ids - self.episodes.base, self.episodes
+        known = at >= 0
+        at = np.where(known, at, 0)
+        closed = (episodes["flags"][at] & (TERMINATED | TRUNCATED)) != 0
+        return np.where(known, episodes["first_row"][at], NONE), episodes["length"][at], closed
+
+    def episode_ids(self) -> Array:
+        """Returns the ids of the episodes of which steps are stored, oldest first."""
+        return np.flatnonzero(self.episodes["first_row"] != NONE) + self.episodes.base
+
     def field(self, name: str, rows: Array | Sequence[int]) -> Array:
         """Returns one field of chunk rows, a copy."""
         return self.chunks[name][np.asarray(rows, np.int64) - self.chunks.base]
@@ -254,7 +301,7 @@ class TableIndex:
         missing: list[int] = rows[self.field("location", rows) == NONE].tolist()
         return missing
 
-    def locate(self, row: int, location: int, slot: int, overwritten: Sequence[tuple[int, int]]) -> None:
+    def note_cached(self, row: int, location: int, slot: int, overwritten: Sequence[tuple[int, int]]) -> None:
         """Notes where a chunk now stands in the cache, after the chunks that it overwrote."""
         locations, base = self.chunks["location"], self.chunks.base
         for old_row, old_location in overwritten:
@@ -272,97 +319,61 @@ class TableIndex:
         at = row - self.chunks.base
         if at < 0 or self.chunks["flags"][at] & DEAD:
             return False
-        position, n_steps = int(self.chunks["position"][at]), int(self.chunks["n_steps"][at])
-        self.live_steps -= max(0, position + n_steps - max(position, self.tail))
-        self.chunks["flags"][at] |= DEAD
-        next_row = self.chunks["next_row"]
-        next_row[next_row == row] = NONE
+        self._take_out(np.array([at]), DEAD)
+        for link, back in (("next_row", "prev_row"), ("prev_row", "next_row")):
+            neighbour = int(self.chunks[link][at]) - self.chunks.base
+            if neighbour >= 0:
+                self.chunks[back][neighbour] = NONE
         return True
+
+    def _take_out(self, at: Array, flags: int) -> None:
+        """Sets flags of chunks that were live until now."""
+        begin = np.maximum(self.chunks["position"][at], self.tail)
+        self.live_steps -= int(np.maximum(self.chunks["position"][at] + self.chunks["n_steps"][at] - begin, 0).sum())
+        self.chunks["flags"][at] |= flags
+
+    def take_out_episodes(self, ids: Array) -> Array:
+        """Takes out whole episodes of which steps are stored; returns the rows of their chunks that were live.
+
+        `drop_deleted` gives their rows back, where they stand at the old end.
+        """
+        chunks, base, episodes = self.chunks, self.chunks.base, self.episodes
+        at = ids - episodes.base
+        start, stop = int(episodes["first_row"][at].min()) - base, int(episodes["last_row"][at].max()) + 1 - base
+        every = np.flatnonzero(np.isin(chunks["episode_id"][start:stop], ids)) + start
+        live = every[(chunks["flags"][every] & DEAD) == 0]
+        self._take_out(live, DEAD)
+        chunks["flags"][every] |= DELETED
+        self.stored_bytes -= int(chunks["stored_bytes"][every].sum(dtype=np.int64))
+        self.fallbacks -= int(chunks["fallbacks"][every].sum(dtype=np.int64))
+        chunks["stored_bytes"][every] = chunks["fallbacks"][every] = 0
+        episodes["first_row"][at] = NONE
+        self.episode_count -= len(ids)
+        rows: Array = live + base
+        return rows
+
+    def newest_episode(self) -> int:
+        """Returns the id of the episode of the newest chunk."""
+        return int(self.chunks["episode_id"][-1])
+
+    def oldest_other_episode(self) -> int:
+        """Returns the id of the oldest episode of which steps are stored, besides `newest_episode`; there are two at least."""
+        present = self.episodes["first_row"] != NONE
+        first = int(np.argmax(present))
+        if first + self.episodes.base == self.newest_episode():
+            first += 1 + int(np.argmax(present[first + 1 :]))
+        return first + self.episodes.base
+
+    def drop_deleted(self) -> None:
+        """Moves the tail past what was taken out at the old end."""
+        flags, count = self.chunks["flags"], 64
+        while count < len(flags) and (flags[:count] & DELETED).all():
+            count *= 8
+        kept = np.flatnonzero((flags[:count] & DELETED) == 0)
+        self.tail = max(self.tail, int(self.chunks["position"][kept[0]]) if kept.size else self.head)
+        self._drop_rows()
 
     @property
     def first_chunk_id(self) -> int | None:
         """Returns the id of the oldest chunk that is kept."""
         return int(self.chunks["chunk_id"][0]) if len(self.chunks) else None
-
-    # -- episodes -----------------------------------------------------------------------------------------------------
-
-    def episodes(self, limit: int, before_id: int | None, actor: str | None, closed_only: bool) -> list[EpisodeRecord]:
-        """Returns records without metadata, the newest episode first."""
-        columns, base = self._episodes, self._episodes.base
-        wanted = columns["first_row"] != NONE
-        if before_id is not None:
-            wanted[max(0, before_id - base) :] = False
-        if actor is not None:
-            wanted &= columns["actor"] == self._actor_numbers.get(actor, NONE)
-        if closed_only:
-            wanted &= (columns["flags"] & (TERMINATED | TRUNCATED)) != 0
-        return [self._record(base + int(i)) for i in np.flatnonzero(wanted)[::-1][:limit]]
-
-    def _record(self, episode_id: int) -> EpisodeRecord:
-        row: Mapping[str, Any] = {name: self._episodes[name][episode_id - self._episodes.base] for name in _EPISODE_FIELDS}
-        flags = int(row["flags"])
-        return EpisodeRecord(
-            episode_id=episode_id,
-            actor=self._actors[row["actor"]] if self._actors else "",
-            length=int(row["length"]),
-            first_step=int(self.field("first_step", [row["first_row"]])[0]),
-            return_=float(row["return_"]),
-            terminated=bool(flags & TERMINATED),
-            truncated=bool(flags & TRUNCATED),
-            closed=bool(flags & (TERMINATED | TRUNCATED)),
-            policy_version=int(row["policy_version"]),
-            started_at_s=float(row["started_at_s"]),
-            metadata={},
-        )
-
-    def episode_chunk_ids(self, table: str, episode_id: int, start: int, stop: int | None) -> tuple[Array, Array]:
-        """Returns (chunk ids, stored bytes) of the chunks that hold steps [start, stop) of an episode, in order."""
-        at = episode_id - self._episodes.base
-        if not 0 <= at < len(self._episodes) or self._episodes["first_row"][at] == NONE:
-            raise NotFoundError(f"episode {episode_id} is not in table {table}")
-        row, length = int(self._episodes["first_row"][at]), int(self._episodes["length"][at])
-        first = int(self.field("first_step", [row])[0])
-        stop = length if stop is None else stop
-        if not first <= start < stop <= length:
-            raise InvalidRequestError(
-                f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})"
-            )
-        rows = self._walk(row, start, stop)
-        steps, n_steps = self.field("first_step", rows), self.field("n_steps", rows)
-        whole = (
-            len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
-        )
-        if not whole:
-            raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
-        return self.field("chunk_id", rows), self.field("stored_bytes", rows).astype(np.int64)
-
-    def _walk(self, row: int, start: int, stop: int) -> list[int]:
-        """Returns the readable chunk rows with steps of [start, stop), of the episode whose first row is `row`."""
-        next_row, step, n_steps = self.chunks["next_row"], self.chunks["first_step"], self.chunks["n_steps"]
-        base, rows, number = self.chunks.base, [], int(self.field("episode_id", [row])[0])
-        while row != NONE and step[row - base] < stop:
-            if step[row - base] + n_steps[row - base] > start:
-                rows.append(row)
-            row = int(next_row[row - base])
-        if (
-            rows
-            and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop
-            and not (self.chunks["flags"][rows[0] - base] & DEAD)
-        ):
-            return rows
-        # the chain is cut by a lost chunk: look at all
-        readable = (self.chunks["episode_id"] == number) & ((self.chunks["flags"] & DEAD) == 0)
-        within = readable & (step < stop) & (step + n_steps > start)
-        found: list[int] = (np.flatnonzero(within) + base).tolist()
-        return found
-
-
-def parse_metadata(encoded: bytes) -> dict[str, Any]:
-    """Returns the metadata of an episode as its writer gave them; what is no JSON object reads as empty."""
-    if not encoded:
-        return {}
-    try:
-        value = json.loads(encoded)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -19,7 +19,8 @@ class Batch:
     Of transitions, columns are [B, ...]; of sequences and episodes they are [B, T, ...] where [B | B, T] is said below.
     Stacked observations have one more axis, the frames, after these.
 
-    observation, next_observation: [B | B, T, ...]; action: [B | B, T, ...], that of the (first) step.
+    observation, next_observation: [B | B, T, ...]; of sequences and stacks they share memory and are read-only.
+    action: [B | B, T, ...].
     reward: float32 [B | B, T], sum of gamma^i * reward over the k steps really summed.
     discount: float32 [B | B, T], gamma^k, times 0 if the episode terminated within them. The target is
       `reward + discount * V(next_observation)`, nothing else to multiply.
@@ -58,7 +59,7 @@ class Batch:
         return len(self.positions)
 
     def asdict(self) -> dict[str, Any]:
-        """Returns the batch as a dict; extras stand beside the other columns under their own names, what is None is left out."""
+        """Returns the batch as a dict; extras stand beside the other columns, what is None is left out."""
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "extras"}
         return {name: value for name, value in plain.items() if value is not None} | dict(self.extras)
 
@@ -97,7 +98,9 @@ class TableStats:
     disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s')
     in declared dtypes. cache_hits_total counts sampled items whose anchor was cached, cache_misses_total chunks read from
     disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
-    were kept lossless.
+    were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table.
+    waiting_for says why uniform transitions cannot be sampled now. limiter: its options, with the steps inserted and the items
+    sampled so far. queues: how much each queue that is in use can hand out now.
     """
 
     name: str
@@ -120,10 +123,15 @@ class TableStats:
     commits_total: int
     cache_hits_total: int
     cache_misses_total: int
+    priority_updates_total: int
+    ignored_updates_total: int
+    deleted_episodes_total: int
     cache_bytes: int
     open_episodes: int
     ready: bool
     waiting_for: str
+    limiter: Mapping[str, Any]
+    queues: Mapping[str, int]
 
 
 class UpdateCounts(NamedTuple):

@@ -1,7 +1,8 @@
 """Windows: index ranges inside one episode, resolved to chunks, for a whole batch at once.
 
-A window starts at an anchor step and runs forward through the chunks of its episode, along the `next_row` links. It is
-clipped where the episode ends, or where what is stored of it ends; so it can never cross into another episode.
+A window starts at an anchor step and runs forward through the chunks of its episode, along the `next_row` links, or backward
+along `prev_row`. It is clipped where the episode ends, or where what is stored of it ends; so it can never cross into another
+episode.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,36 @@ class Windows:
     def steps(self) -> Array:
         """Returns bool [B, L]: which entries are steps of their window."""
         return np.asarray(np.arange(self.rows.shape[1]) < self.counts[:, None])
+
+    def observations(self) -> tuple[Array, Array]:
+        """Returns (rows, offsets), int64 [B, L + 1]: of each step's observation, then the one after the last step, repeated."""
+        inside = np.arange(self.rows.shape[1] + 1) < self.counts[:, None]
+        pad = ((0, 0), (0, 1))
+        rows = np.where(inside, np.pad(self.rows, pad), self.end_row[:, None])
+        return rows, np.where(inside, np.pad(self.offsets, pad), self.end_offset[:, None] + 1)
+
+    def cut(self, counts: Array) -> "Windows":
+        """Returns the windows with only their first `counts` steps, 1 <= counts <= self.counts."""
+        at = np.arange(len(counts)), counts - 1
+        return Windows(self.rows, self.offsets, counts, self.rows[at], self.offsets[at])
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The K observations up to and including one, of B windows, oldest first.
+
+    rows, offsets: int64 [B, K]; before the episode's first observation, that one is repeated. missing: int64 [B], how many are
+    so. broken: bool [B], where observations are missing though the episode did not begin there: they were removed or lost.
+    """
+
+    rows: Array
+    offsets: Array
+    missing: Array
+    broken: Array
+
+    def padded(self) -> Array:
+        """Returns bool [B, K]: which entries stand before the episode's first observation."""
+        return np.asarray(np.arange(self.rows.shape[1]) < self.missing[:, None])
 
 
 def resolve_forward(row: Array, offset: Array, length: int, n_steps: Array, next_row: Array, base: int) -> Windows:
@@ -60,3 +91,30 @@ def resolve_forward(row: Array, offset: Array, length: int, n_steps: Array, next
         counts[going] += taken
         end_row, end_offset = end_row.copy(), end_offset.copy()
         end_row[going], end_offset[going] = entered, taken - 1
+
+
+def resolve_backward(
+    row: Array, offset: Array, count: int, n_steps: Array, first_step: Array, prev_row: Array, base: int
+) -> Frames:
+    """Returns the `count` observations that end with row `offset` of chunk `row` (int64 [B] each).
+
+    n_steps, first_step, prev_row: per chunk, its steps, the step that its first is, and its predecessor's row (< base: none
+    stored); their entry i is chunk row `base` + i.
+    """
+    rows = np.repeat(row[:, None], count, axis=1)
+    offsets = offset[:, None] - (count - 1) + np.arange(count)
+    before = offsets < 0
+    while before.any():
+        items, places = np.nonzero(before)
+        previous = prev_row[rows[items, places] - base]
+        stored = previous >= base
+        before[items[~stored], places[~stored]] = False  # and their offsets stay negative
+        items, places, previous = items[stored], places[stored], previous[stored]
+        rows[items, places] = previous
+        offsets[items, places] += n_steps[previous - base]
+        before[items, places] = offsets[items, places] < 0
+    absent = offsets < 0
+    missing = absent.sum(axis=1)
+    broken = (missing > 0) & (first_step[rows[:, 0] - base] > 0)
+    first = rows[:, :1]  # the chunk that the way back ended in, in all absent entries
+    return Frames(np.where(absent, first, rows), np.where(absent, 0, offsets), missing, broken)

@@ -21,6 +21,7 @@ from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
 MAX_METADATA_BYTES = 64 << 10
+DEFAULT_LIMIT_TIMEOUT_S = 600.0
 _STATE_CHUNK_BYTES = (
     8 << 10
 )  # stored bytes of a state column's chunk: smaller compresses worse, larger decodes slower when cold
@@ -39,10 +40,11 @@ class Lock(Protocol):
 class ChunkSink(Protocol):
     """Where a writer's chunks go. One sink serves many writers; chunks are kept in the order in which they were put."""
 
-    def put(self, chunk: bytes, *, wait: bool) -> None:
+    def put(self, chunk: bytes, *, wait: bool, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> None:
         """Takes a chunk. `wait`: may block while too much is unacknowledged, and raises what has been failing for long.
 
-        Without it the chunk is taken even so, for a caller that is about to wait in `flush`.
+        While the table's limiter holds chunks back, it blocks for up to `limit_timeout_s`, then raises WaitTimeoutError and has
+        not taken the chunk. Without `wait` the chunk is taken even so, for a caller that is about to wait in `flush`.
         """
 
     def flush(self, timeout_s: float) -> None:
@@ -78,7 +80,11 @@ class Writer:
     A refused call (SpecMismatchError, InvalidRequestError) changes nothing: the step can be appended again, corrected.
     """
 
-    def __init__(self, signature: Signature, config: TableConfig, sink: ChunkSink, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, signature: Signature, config: TableConfig, sink: ChunkSink, *, clock: Callable[[], float],
+        limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S,
+    ) -> None:  # fmt: skip
+        self._limit_timeout_s = check_number("limit_timeout_s", limit_timeout_s, 0, 86_400, whole=False)
         self._signature, self._sink, self._clock = signature, sink, clock
         self._capacity = choose_chunk_steps(signature, config)
         self._interval_s = config.flush_interval_s
@@ -131,11 +137,13 @@ class Writer:
         """Adds one step: the action taken at the last observation, and what came of it.
 
         `next_observation` is the true one, also at the end of an episode. `extras` holds a value for each extra of the
-        signature. May wait while too much is unacknowledged (backpressure).
+        signature. May wait while too much is unacknowledged (backpressure), or the table's limiter holds steps back.
 
         Raises:
           SpecMismatchError: a value does not fit the signature; names the field.
           InvalidRequestError: no episode is open.
+          WaitTimeoutError: the limiter held steps back for `limit_timeout_s`; says what must happen first. The step was not
+            taken and can be appended again.
         """
         if self._closed or not self._open:
             raise self._not_open("append")
@@ -239,7 +247,15 @@ class Writer:
 
     def _put_row(self, at: int, tree: Any, value: Any, path: str, *, row: int) -> int:
         for leaf in flatten(tree, value, path):
-            self._buffers[at][row] = self._specs[at].check(leaf)
+            spec = self._specs[at]
+            array = spec.check(leaf)
+            if spec.ragged:  # two columns: zeros beyond the values, since the row may hold an older step's
+                n = len(array)
+                self._buffers[at][row, :n], self._buffers[at][row, n:] = array, 0
+                at += 1
+                self._buffers[at][row] = n
+            else:
+                self._buffers[at][row] = array
             at += 1
         return at
 
@@ -264,7 +280,7 @@ class Writer:
             reward_sum=float(rewards.sum(dtype=np.float64)), metadata=self._metadata,
         )  # fmt: skip
         chunk = self._encoder.encode(info, [buffer[: n + (i < first)] for i, buffer in enumerate(self._buffers)])
-        self._sink.put(chunk, wait=wait)
+        self._sink.put(chunk, wait=wait, limit_timeout_s=self._limit_timeout_s)
         for buffer in self._buffers[:first]:
             buffer[0] = buffer[n]
         self._first_step += n

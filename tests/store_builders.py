@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, Store
+from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, Filesystem, Store
 from tests.chunk_builders import encode, one_column
 
 SESSION = b"session-00000001"
@@ -78,3 +78,48 @@ def check(table, loaded, stop, *, start=0, size=100):
 
 def segments(path):
     return sorted((path / "tables" / "t").glob("seg-*"))
+
+
+def reopen(path, filesystem=None):
+    """Returns the store, its table `t`, and what that loaded."""
+    store = open_store(path, filesystem)
+    table = store.tables()["t"]
+    return store, table, table.load()
+
+
+class Troubled(Filesystem):
+    """Raises `error` wherever `name` of a call's target path, or of a crash point, is met, while it is set."""
+
+    error = None
+    at = ""
+
+    def trouble(self, call, name):
+        if self.error is not None and self.at in (call, f"{call} {name}"):
+            raise self.error
+
+    def crashpoint(self, name):
+        self.trouble(name, name)
+
+    def write_file(self, path, data):
+        self.trouble("write_file", path.name)
+        super().write_file(path, data)
+
+    def replace(self, source, target):
+        self.trouble("replace", target.name)
+        super().replace(source, target)
+
+    def rename(self, source, target):
+        self.trouble("rename", target.name)
+        super().rename(source, target)
+
+    def link(self, source, target):
+        self.trouble("link", target.name)
+        super().link(source, target)
+
+    def copy(self, source, target):
+        self.trouble("copy", target.name)
+        super().copy(source, target)
+
+    def fsync_directory(self, path):
+        self.trouble("fsync_directory", path.name)
+        super().fsync_directory(path)

@@ -13,11 +13,14 @@ LONGEST_MODULE = 400
 
 FLOORS = (
     ("errors",),
-    ("checks", "options", "config", "requests", "spec", "spaces", "tensors", "types"),
-    ("codec", "selectors", "limiter", "windows", "nstep", "relabel", "writer", "batch", "interface"),
-    ("storage", "columns", "cache"),
-    ("table_index", "items", "drawing", "staging", "gather", "gather_sequences", "committer", "table"),
-    ("embedded_sink", "replay"),
+    ("checks", "options", "config", "requests", "ragged", "spec", "spaces", "tensors", "types"),
+    ("codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "batch", "writer", "interface"),
+    ("storage", "columns", "chunk_links", "cache"),
+    (
+        "table_index", "episode_records", "items", "drawing", "planning", "gather", "gather_sequences", "fetch", "staging",
+        "committer", "initial", "sampler_state", "removal", "core", "sampling", "upkeep", "table",
+    ),
+    ("embedded_sink", "keeper", "replay"),
     ("rpc",),
     ("settings", "demo", "cli", "__main__"),
 )
@@ -35,7 +38,7 @@ OWNERS = {
     "xxhash": ("replaysvc/codec/checksum.py",),
     "torch": ("replaysvc/tensors.py", "clients/dqn/"),
     "safetensors": ("clients/dqn/",),
-    "gymnasium": ("clients/dqn/",),
+    "gymnasium": ("clients/replay_client/gym/", "clients/dqn/"),
     "grpc": ("replaysvc/rpc/", "clients/replay_client/"),
     "grpc_health": ("replaysvc/rpc/",),
     "google": ("replaysvc/rpc/", "clients/replay_client/"),  # protobuf

@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class Policy:
         """Returns the share of random actions now."""
         return self._config.epsilon(self.steps)
 
-    def act(self, observations: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def act(self, observations: Any, rng: np.random.Generator) -> np.ndarray:
         """Returns an action for each row of `observations`, int64."""
         actions = self._network.greedy(observations)
         random = rng.random(len(actions)) < self.epsilon
@@ -77,7 +78,7 @@ def act(replay: Replay, config: Config, index: int, metrics: Metrics | None, sto
         policy.refresh()
         rng = random_stream(config, ACTING, index, policy.steps)  # a resumed run starts elsewhere, so it acts differently
         ended = np.ones(envs.num_envs, dtype=bool)
-        observations = np.zeros(envs.observation_space.shape or (), np.float32)
+        observations: Any = None
         vector_steps = 0
         while not stop.is_set() and not policy.finished and policy.steps < config.max_steps:
             if vector_steps % config.refresh_vector_steps == 0 or policy.must_wait:

@@ -106,3 +106,13 @@ def row(observations: Any, i: int) -> Any:
     if isinstance(observations, tuple):
         return tuple(row(child, i) for child in observations)
     return observations[i]
+
+
+def stacked(observations: Sequence[Any]) -> Any:
+    """Undoes `row`: returns a batch of observations, nested as they are."""
+    first = observations[0]
+    if isinstance(first, Mapping):
+        return {key: stacked([observation[key] for observation in observations]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(parts) for parts in zip(*observations, strict=True))
+    return np.stack(observations)

@@ -13,18 +13,29 @@ import json
 import logging
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import torch
 
 import replay_client
 from dqn.config import Config
+from dqn.episodes import stacked
 from dqn.network import QNetwork, load_params, read_about
 from dqn.rundir import Evaluation, Metrics, RunDirectory, replace_file
-from dqn.task import BEST, EVALUATING, EVALUATION, POLICY, await_config, fetch, make_network, random_stream, stop_on_signals
+from dqn.task import (
+    BEST,
+    EVALUATING,
+    EVALUATION,
+    POLICY,
+    await_config,
+    fetch,
+    make_env,
+    make_network,
+    random_stream,
+    stop_on_signals,
+)
 from replay_client import Params, Replay, ReplayError
 
 log = logging.getLogger("dqn.evaluator")
@@ -32,23 +43,31 @@ log = logging.getLogger("dqn.evaluator")
 _POLL_S = 0.1  # pause before asking again for a version to evaluate
 
 
-def greedy_returns(network: QNetwork, env_id: str, seeds: list[int]) -> np.ndarray:
-    """Returns the undiscounted returns of one greedy episode per seed, float64 [seeds]: one forward pass for all."""
-    envs = [gym.make(env_id) for _ in seeds]
-    observations = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
-    returns = np.zeros(len(seeds))
-    running = np.arange(len(seeds))
-    while len(running):
-        actions = network.greedy(observations[running])
-        over = np.zeros(len(running), dtype=bool)
-        for at, (i, action) in enumerate(zip(running, actions, strict=True)):
-            observations[i], reward, terminated, truncated, _ = envs[i].step(action)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode went. `success` is what its last step said; None if it said nothing."""
+
+    return_: float
+    success: bool | None
+
+
+def greedy_episodes(network: QNetwork, config: Config, seeds: list[int]) -> list[Outcome]:
+    """Returns the outcome of one greedy episode per seed: one forward pass for all. Returns are not discounted."""
+    envs = [make_env(config) for _ in seeds]
+    observations = [env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]
+    returns = [0.0] * len(seeds)
+    outcomes: dict[int, Outcome] = {}
+    while running := [i for i in range(len(seeds)) if i not in outcomes]:
+        actions = network.greedy(stacked([observations[i] for i in running]))
+        for i, action in zip(running, actions, strict=True):
+            observations[i], reward, terminated, truncated, info = envs[i].step(action)
             returns[i] += float(reward)
-            over[at] = terminated or truncated
-        running = running[~over]
+            if terminated or truncated:
+                success = info.get("is_success")
+                outcomes[i] = Outcome(returns[i], None if success is None else bool(success))
     for env in envs:
         env.close()
-    return returns
+    return [outcomes[i] for i in range(len(seeds))]
 
 
 def evaluation_seeds(config: Config, version: int) -> list[int]:
@@ -60,11 +79,18 @@ def judge(network: QNetwork, params: Params, config: Config, best_return: float 
     """Returns the verdict on a published version, plain data, after loading it into `network`."""
     about = load_params(network, params.data)
     seeds = evaluation_seeds(config, params.version)
-    returns = greedy_returns(network, config.env_id, seeds)
-    mean = float(returns.mean())
+    outcomes = greedy_episodes(network, config, seeds)
+    returns = [outcome.return_ for outcome in outcomes]
+    mean = sum(returns) / len(returns)
+    told = [outcome.success for outcome in outcomes if outcome.success is not None]
+    success_rate = sum(told) / len(outcomes) if told else None
+    if config.solved_success is None:
+        solved = mean >= config.solved_return
+    else:
+        solved = success_rate is not None and success_rate >= config.solved_success
     return {
         "policy_version": params.version, "updates": about["updates"], "steps_learned": about["steps_learned"],
-        "mean_return": mean, "returns": returns.tolist(), "seeds": seeds, "solved": mean >= config.solved_return,
+        "mean_return": mean, "returns": returns, "success_rate": success_rate, "seeds": seeds, "solved": solved,
         "best_return": mean if best_return is None else max(mean, best_return),
     }  # fmt: skip
 
@@ -101,7 +127,8 @@ def _metrics_row(verdict: dict[str, Any]) -> Evaluation:
     returns = verdict["returns"]
     return Evaluation(
         policy_version=verdict["policy_version"], steps_learned=verdict["steps_learned"], episodes=len(returns),
-        mean_return=verdict["mean_return"], min_return=min(returns), max_return=max(returns), solved=verdict["solved"],
+        mean_return=verdict["mean_return"], min_return=min(returns), max_return=max(returns),
+        success_rate=verdict["success_rate"], solved=verdict["solved"],
     )  # fmt: skip
 
 

@@ -23,17 +23,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import replay_client
+from dqn.batches import Batches
 from dqn.checkpoint import Progress, load_checkpoint, newest_checkpoint, save_checkpoint
 from dqn.config import Config
 from dqn.network import QNetwork, params_to_bytes
 from dqn.rundir import LearnerMetrics, Metrics, RunDirectory
 from dqn.task import CONFIG, EVALUATION, POLICY, fetch, make_network, make_table, stop_on_signals
-from replay_client import Batch, Replay, ReplayError, Transitions
+from replay_client import Batch, Replay, ReplayError
 
 log = logging.getLogger("dqn.learner")
 
@@ -43,14 +45,16 @@ _POLL_S = 0.005  # pause before asking again whether new steps have paid for an 
 def td_loss(network: torch.nn.Module, target: torch.nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Returns the Huber loss of a batch, a scalar, and the signed TD errors [B].
 
-    Double DQN: `network` chooses the action at the next observation, `target` says what it is worth.
+    Double DQN: `network` chooses the action at the next observation, `target` says what it is worth. Importance weights
+    multiply each item's loss.
     """
     values = network(batch["observation"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         greedy = network(batch["next_observation"]).argmax(1, keepdim=True)
         bootstrap_value = target(batch["next_observation"]).gather(1, greedy).squeeze(1)
         goal = batch["reward"] + batch["discount"] * bootstrap_value
-    return functional.smooth_l1_loss(values, goal), goal - values.detach()
+    losses = batch["importance_weight"] * functional.smooth_l1_loss(values, goal, reduction="none")
+    return losses.mean(), goal - values.detach()
 
 
 @dataclass(slots=True)
@@ -71,9 +75,9 @@ class Trainer:
         target.load_state_dict(network.state_dict())
         return Trainer(config, network, target, torch.optim.Adam(network.parameters(), lr=config.learning_rate), Progress())
 
-    def update(self, batch: Batch) -> float:
-        """Takes one gradient step on `batch` and moves the target network along; returns the loss."""
-        loss, _ = td_loss(self.network, self.target, batch.torch())
+    def update(self, batch: Batch) -> tuple[float, np.ndarray]:
+        """Takes one gradient step on `batch` and moves the target network along; returns loss and TD errors before it."""
+        loss, td_errors = td_loss(self.network, self.target, batch.torch())
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.max_grad_norm)
@@ -82,7 +86,7 @@ class Trainer:
             for slow, fast in zip(self.target.parameters(), self.network.parameters(), strict=True):
                 slow.lerp_(fast, self.config.target_update_rate)
         self.progress = replace(self.progress, updates=self.progress.updates + 1)
-        return float(loss.detach())
+        return float(loss.detach()), td_errors.numpy()
 
     def save(self, directory: Path) -> None:
         """Writes a checkpoint under `directory`."""
@@ -119,28 +123,30 @@ def learn(replay: Replay, run: RunDirectory, metrics: Metrics, stop: threading.E
         trainer.progress = replace(trainer.progress, policy_version=newest)
     trainer.publish(replay)
     solved = is_solved(replay)
-    batches = table.stream(config.batch_size, Transitions(n_step=config.n_step, gamma=config.gamma), prefetch=4)
     most = config.updates_due(config.max_steps)
     due = stored = 0
     report = _Report()
 
-    while not solved and not stop.is_set() and trainer.progress.updates < most:
-        if trainer.progress.updates >= due:
-            stored = table.stats().next_position  # positions count every step ever stored
-            due = config.updates_due(stored)
+    with Batches(table, config) as batches:
+        while not solved and not stop.is_set() and trainer.progress.updates < most:
             if trainer.progress.updates >= due:
-                stop.wait(_POLL_S)
-                report.waited_s += _POLL_S
-                continue
-        batch = next(batches)
-        report.add(trainer.update(batch), trainer.progress.policy_version, batch)
-        if trainer.progress.updates % config.publish_interval_updates == 0:
-            trainer.publish(replay)
-            solved = is_solved(replay)
-            metrics.write(report.row(trainer.progress, stored, config.batch_size))
-            report = _Report()
-        if trainer.progress.updates % config.checkpoint_interval_updates == 0:
-            trainer.save(run.checkpoints)
+                stored = table.stats().next_position  # positions count every step ever stored
+                due = config.updates_due(stored)
+                if trainer.progress.updates >= due:
+                    stop.wait(_POLL_S)
+                    report.waited_s += _POLL_S
+                    continue
+            batch = batches.draw(trainer.progress.updates)
+            loss, td_errors = trainer.update(batch)
+            batches.learned(batch, td_errors)
+            report.add(loss, trainer.progress.policy_version, batch)
+            if trainer.progress.updates % config.publish_interval_updates == 0:
+                trainer.publish(replay)
+                solved = is_solved(replay)
+                metrics.write(report.row(trainer.progress, stored, config.batch_size))
+                report = _Report()
+            if trainer.progress.updates % config.checkpoint_interval_updates == 0:
+                trainer.save(run.checkpoints)
 
     solved = is_solved(replay)
     trainer.publish(replay, finished=solved or not stop.is_set())

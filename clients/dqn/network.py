@@ -7,15 +7,21 @@ code when it is read, which a pickle from another machine could.
 import json
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+GOAL_PARTS = ("observation", "desired_goal")  # of an observation with goals: what the network sees, in this order
+
 
 class QNetwork(nn.Module):
-    """A multi-layer perceptron from observations [B, n] to action values [B, actions]."""
+    """A multi-layer perceptron from observations to action values [B, actions].
+
+    An observation is an array [B, n], or a dict of `GOAL_PARTS` [B, ...], flattened and joined to one of n numbers.
+    """
 
     def __init__(self, observation_size: int, actions: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
@@ -25,15 +31,20 @@ class QNetwork(nn.Module):
             layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(hidden[-1], actions))
 
-    def forward(self, observation: Tensor) -> Tensor:
+    def forward(self, observation: Tensor | Mapping[str, Tensor]) -> Tensor:
         """Returns the value of every action, float32 [B, actions]."""
-        values: Tensor = self.layers(observation)
+        if isinstance(observation, Mapping):
+            observation = torch.cat([observation[part].flatten(1) for part in GOAL_PARTS], 1)
+        values: Tensor = self.layers(observation.float())
         return values
 
     @torch.no_grad()
-    def greedy(self, observations: np.ndarray) -> np.ndarray:
-        """Returns the best action of each row of `observations` [B, n], int64 [B]: one forward pass for all."""
-        values = self(torch.as_tensor(observations, dtype=torch.float32))
+    def greedy(self, observations: Any) -> np.ndarray:
+        """Returns the best action of each row of `observations`, arrays, int64 [B]: one forward pass for all."""
+        if isinstance(observations, Mapping):
+            values = self({part: torch.as_tensor(observations[part]) for part in GOAL_PARTS})
+        else:
+            values = self(torch.as_tensor(observations))
         actions: np.ndarray = values.argmax(1).numpy()
         return actions
 

@@ -60,7 +60,7 @@ class LearnerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The returns of one version's greedy episodes."""
+    """The returns of one version's greedy episodes. `success_rate`: share that succeeded, if the environment says so."""
 
     policy_version: int
     steps_learned: int
@@ -68,6 +68,7 @@ class Evaluation:
     mean_return: float
     min_return: float
     max_return: float
+    success_rate: float | None
     solved: bool
 
 

@@ -9,15 +9,16 @@ import signal
 import threading
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from dqn.config import Config
-from dqn.network import QNetwork
-from replay_client import NotFoundError, Params, Replay, Signature, Table, TableConfig
+from dqn.network import GOAL_PARTS, QNetwork
+from replay_client import NotFoundError, Params, Prioritized, Replay, Signature, Table, TableConfig, Uniform
 
 POLICY = "policy"  # parameter set: the learner's network as safetensors, with its progress in the header
 EVALUATION = "evaluation"  # parameter set: the evaluator's newest verdict as JSON
@@ -29,29 +30,49 @@ ACTING, EVALUATING = 1, 2  # streams of random numbers, which must never be the 
 _LAST_S = 10  # from a signal to the end of a process, if it does not end by itself
 
 
+def make_env(config: Config) -> gym.Env[Any, Any]:
+    """Returns one environment of the run."""
+    return gym.make(config.env_id, **config.env_options)
+
+
 def make_envs(config: Config, count: int) -> SyncVectorEnv:
     """Returns `count` environments stepped together, each reset by the caller, so that every episode has a known seed."""
-    return SyncVectorEnv([partial(gym.make, config.env_id)] * count, autoreset_mode=AutoresetMode.DISABLED)
+    return SyncVectorEnv([partial(make_env, config)] * count, autoreset_mode=AutoresetMode.DISABLED)
 
 
 def make_table(replay: Replay, config: Config) -> Table:
     """Returns the table of the run, made if absent: whoever comes first makes it."""
-    env = gym.make(config.env_id)
+    env = make_env(config)
     signature = Signature.from_env(env)
     env.close()
-    options = TableConfig(capacity_steps=config.capacity_steps, flush_interval_s=config.flush_interval_s)
+    prioritized = Prioritized(alpha=config.priority_alpha, beta=config.priority_beta)
+    options = TableConfig(
+        capacity_steps=config.capacity_steps, flush_interval_s=config.flush_interval_s,
+        samplers={"uniform": Uniform(), "prioritized": prioritized},
+    )  # fmt: skip
     return replay.create_table(config.table, signature, options, exist_ok=True)
 
 
 def make_network(config: Config) -> QNetwork:
     """Returns a new network for the run's environment. Raises ValueError for spaces that a Q network cannot serve."""
-    env = gym.make(config.env_id)
+    env = make_env(config)
     observation, action = env.observation_space, env.action_space
     env.close()
-    flat = isinstance(observation, Box) and len(observation.shape) == 1
-    if not flat or not isinstance(action, Discrete) or action.start != 0:
-        raise ValueError(f"{config.env_id}: expected a flat Box and Discrete actions from 0, found {observation} and {action}")
-    return QNetwork(math.prod(observation.shape or ()), int(action.n), config.hidden)
+    size = _input_size(observation)
+    if size is None or not isinstance(action, Discrete) or action.start != 0:
+        raise ValueError(
+            f"{config.env_id}: expected a flat Box, or a Dict with Boxes {' and '.join(GOAL_PARTS)}, "
+            f"and Discrete actions from 0, found {observation} and {action}"
+        )
+    return QNetwork(size, int(action.n), config.hidden)
+
+
+def _input_size(space: gym.Space[Any]) -> int | None:
+    """Returns how many numbers the network sees of an observation; None if it cannot see any."""
+    if isinstance(space, Dict):
+        parts = [space.spaces.get(part) for part in GOAL_PARTS]
+        return sum(math.prod(part.shape) for part in parts) if all(isinstance(part, Box) for part in parts) else None
+    return math.prod(space.shape) if isinstance(space, Box) and len(space.shape) == 1 else None
 
 
 def random_stream(config: Config, role: int, *parts: int) -> np.random.Generator:

@@ -18,6 +18,7 @@ from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
 
 _PIECE_BYTES = 4 << 20
+_SNAPSHOT_TIMEOUT_S = 3600.0  # it copies all that is stored
 
 
 class Client:
@@ -108,6 +109,17 @@ class Client:
         if not pieces:
             return None
         return Params(pieces[0].version, b"".join(message.piece for message in pieces))
+
+    def snapshot(self, path: str) -> None:
+        """Copies the store as it is now, durably, on the server's machine: `path` is the name of a new directory there, within
+        the server's `snapshot_dir`, and no path.
+
+        Raises:
+          SpecMismatchError: no plain name. ConfigurationError: the server has no `snapshot_dir`.
+          AlreadyExistsError: a snapshot has this name: if the server was away meanwhile, perhaps this one.
+        """
+        request = pb.SnapshotRequest(name=check_name("snapshot", path))
+        self._connection.retrying(lambda: self._connection.call("Snapshot", request, timeout_s=_SNAPSHOT_TIMEOUT_S))
 
     def close(self) -> None:
         """Stores what writers were given, ends them, and closes this process's connection; a later call connects again."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from replay_client.frames import join_pieces
 from replaysvc.config import MAX_MESSAGE_BYTES, ClientConfig
 from replaysvc.errors import (
     InvalidRequestError,
@@ -142,6 +143,7 @@ class Connection:
         self._channel: Any = None
         self._stub: Any = None
         self._frames: Any = None
+        self._pieces: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Connection, (self.address, self._token, self._tls, self.config))
@@ -154,7 +156,7 @@ class Connection:
             if self._process == process:
                 return
             if self._process != -1:
-                _inherited.append((self._channel, self._stub, self._frames))
+                _inherited.append((self._channel, self._stub, self._frames, self._pieces))
             if self._tls is None:
                 channel = grpc.insecure_channel(self.address, options=_OPTIONS)
             else:
@@ -164,9 +166,9 @@ class Connection:
                 channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
             self._channel = channel
             self._stub = replay_pb2_grpc.ReplayServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
-            self._frames = channel.unary_unary(
-                "/replaysvc.v1.ReplayFrames/Sample", request_serializer=pb.SampleRequest.SerializeToString
-            )
+            serialize = pb.SampleRequest.SerializeToString
+            self._frames = channel.unary_unary("/replaysvc.v1.ReplayFrames/Sample", request_serializer=serialize)
+            self._pieces = channel.unary_stream("/replaysvc.v1.ReplayFrames/SampleLarge", request_serializer=serialize)
             self._process = process
 
     @property
@@ -209,6 +211,20 @@ class Connection:
         with translated(self.address), _gate:
             frame: bytes = self._frames(request, timeout=timeout_s, metadata=self._metadata)
         return frame
+
+    def sample_large(self, request: pb.SampleRequest, timeout_s: float) -> bytearray:
+        """Returns the frame of one attempt of a sample call whose answer is streamed in pieces.
+
+        Raises:
+          ChunkCorruptError: the pieces make no whole frame. And as `call`.
+        """
+        self._connect()
+        with translated(self.address), _gate:
+            pieces = self._pieces(request, timeout=timeout_s, metadata=self._metadata)
+            try:
+                return join_pieces(pieces)
+            finally:
+                pieces.cancel()  # else one that is refused half-way would go on
 
     def retrying(self, attempt: Callable[[], Answer], *, again: Callable[[], Answer] | None = None) -> Answer:
         """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer.

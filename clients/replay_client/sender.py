@@ -4,6 +4,9 @@ Chunks are numbered 0, 1, 2, ... within a session, a random name that the sender
 and carries all that gathered meanwhile: the busier the writers, the larger the message, and no order to restore at the
 server. After any failure the sender asks which number was stored last, forgets up to there, and sends the rest again; the
 server skips numbers it has. So nothing is lost and nothing is stored twice, whatever fails when.
+
+A table's limiter that holds chunks back is no failure. The sender asks again and again, with one chunk at first, since the
+chunks of one message are let in together; and meanwhile writers wait for that chunk instead of queueing more.
 """
 
 import atexit
@@ -21,6 +24,7 @@ from replaysvc.errors import (
     CapacityError,
     ChunkCorruptError,
     FormatVersionError,
+    LimitedError,
     ReplayError,
     SequenceError,
     StorageError,
@@ -29,18 +33,21 @@ from replaysvc.errors import (
     from_wire,
 )
 from replaysvc.v1 import replay_pb2 as pb
-from replaysvc.writer import Writer
+from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1  # how often part-filled chunks are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_FIRST_LIMITED_PAUSE_S, _LONGEST_LIMITED_PAUSE_S = 0.05, 0.2  # the server itself waits a second before it refuses
+_QUICK_S = 0.3  # an append that took less did not wait for the limiter, or hardly
 _PATIENCE_S = 2.0  # how long attempts are repeated before an old failure is told again; gRPC reconnects within 1 s
 _EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
 _MAX_CHUNKS = 16_384  # of one append
 _MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
 _TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError, StorageError)  # a restart may cure the last, too
+_CLOSED = "this writer's client was closed"
 _PERMANENT = (ChunkCorruptError, FormatVersionError)  # which are StorageErrors, but what is refused once is refused again
 
 
@@ -64,11 +71,13 @@ class Sender:
         self._queued_bytes = 0
         self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
         self._known = False  # whether the server and this sender agree on the session
-        self._urgent = self._closing = False
+        self._urgent = self._ending = self._closing = False  # `_ending`: `close` has begun; `_closing`: it takes no more
         self._permanent: ReplayError | None = None  # no chunk will ever be stored again: the thread has ended
         self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
         self._failing: ReplayError | None = None  # what failed last, since `_failing_since`
         self._failing_since: float | None = None
+        self._limited: LimitedError | None = None  # what the limiter last said, until chunks are let in quickly again
+        self._most_chunks = _MAX_CHUNKS  # of the next append
         self._attempts = 0  # how many ended, well or not
         self._hurry = False  # whether the pause after a failed attempt is over
         self._told = False  # whether a user has seen the permanent error
@@ -78,14 +87,14 @@ class Sender:
 
     # -- what writers call --------------------------------------------------------------------------------------------
 
-    def put(self, chunk: bytes, *, wait: bool) -> None:
+    def put(self, chunk: bytes, *, wait: bool, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> None:
         self._check_process()
         queued_bytes = decoded_bytes(chunk)
         with self._changed:
-            while wait and self._full and self._error() is None and not self._closing:
-                self._changed.wait()
+            if wait:
+                self._wait_for_room(limit_timeout_s)
             if self._closing:
-                raise UnavailableError("this writer's client was closed")
+                raise UnavailableError(_CLOSED)
             if wait or self._permanent is not None:
                 self._try_again()
                 self._raise_error()
@@ -93,6 +102,22 @@ class Sender:
             self._queued_bytes += len(chunk)
             self._put += 1
             self._changed.notify_all()
+
+    def _wait_for_room(self, limit_timeout_s: float) -> None:
+        deadline = None
+        while self._error() is None and not self._closing:
+            if self._held_back is None:
+                if not self._full:
+                    return
+                self._changed.wait()
+                continue
+            if self._ending:
+                raise UnavailableError(_CLOSED)
+            now = time.monotonic()
+            deadline = now + limit_timeout_s if deadline is None else deadline
+            if now >= deadline:
+                raise WaitTimeoutError(f"append: nothing was let in for {limit_timeout_s:g} s ({self._held_back})")
+            self._changed.wait(deadline - now)
 
     def flush(self, timeout_s: float) -> None:
         self._check_process()
@@ -108,9 +133,10 @@ class Sender:
                     raise UnavailableError(f"flush: this writer's client was closed with {len(self._queue)} chunks not stored")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    count, why = len(self._queue), f" ({self._failing})" if self._failing is not None else ""
+                    count, why = len(self._queue), self._failing or self._limited
                     raise WaitTimeoutError(
-                        f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued{why}"
+                        f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued"
+                        + (f" ({why})" if why is not None else "")
                     )
                 self._changed.wait(left)
 
@@ -147,6 +173,9 @@ class Sender:
         """Stores what the writers were given, for up to `timeout_s`, and ends them and the thread. Raises as `flush`, once."""
         if self._process != os.getpid() or self._closing:
             return
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()  # whoever waits for the limiter need not wait for what is stored below
         try:
             if not self._told:
                 for writer in self._attached():
@@ -157,7 +186,7 @@ class Sender:
                 self._closing = True
                 self._changed.notify_all()
             for writer in self._attached():
-                writer.end("this writer's client was closed")
+                writer.end(_CLOSED)
 
     def join(self) -> None:
         """Waits for the thread to end, after `close`; not for long."""
@@ -183,6 +212,11 @@ class Sender:
     def _full(self) -> bool:
         return self._queued_bytes >= self._config.buffer_bytes
 
+    @property
+    def _held_back(self) -> LimitedError | None:
+        """Returns what the limiter said, if a chunk waits for it and others must not queue behind it."""
+        return self._limited if self._queue else None
+
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -191,13 +225,18 @@ class Sender:
             self._thread.start()
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s, limited_pause_s = _FIRST_PAUSE_S, _FIRST_LIMITED_PAUSE_S
         while self._wait_for_work():
             try:
                 if self._queue:
                     self._send()
                 self._succeeded()
-                pause_s = _FIRST_PAUSE_S
+                pause_s, limited_pause_s = _FIRST_PAUSE_S, _FIRST_LIMITED_PAUSE_S
+            except LimitedError as error:
+                self._hold_back(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing, limited_pause_s)
+                limited_pause_s = min(_LONGEST_LIMITED_PAUSE_S, 2 * limited_pause_s)
             except ReplayError as error:
                 if not isinstance(error, _TRANSIENT) or isinstance(error, _PERMANENT):
                     log.error("table %s: chunks are refused: %s", self._table, error)
@@ -223,7 +262,8 @@ class Sender:
                 self._changed.wait_for(lambda: self._closing or self._queue, _TICK_S)
             if self._closing:
                 return False
-            writers = [] if self._full or self._transient is not None else list(self._writers)
+            busy = self._full or self._transient is not None or self._held_back is not None
+            writers = [] if busy else list(self._writers)
         for writer in writers:
             try:
                 writer.flush_due()
@@ -249,13 +289,16 @@ class Sender:
             for queued in self._queue:
                 size += len(queued.chunk)
                 decoded += queued.decoded_bytes
-                if chunks and (size > self._config.append_bytes or decoded > _MAX_DECODED_BYTES or len(chunks) >= _MAX_CHUNKS):
+                full = size > self._config.append_bytes or decoded > _MAX_DECODED_BYTES or len(chunks) >= self._most_chunks
+                if chunks and full:
                     break
                 chunks.append(pb.AppendChunk(sequence=queued.sequence, chunk=queued.chunk))
-            urgent, self._urgent = self._urgent, self._urgent and len(chunks) < len(self._queue)
+            urgent = self._urgent or self._limited is not None  # a writer may wait for just these
+            self._urgent = self._urgent and len(chunks) < len(self._queue)
         if not chunks:
             return
         request = pb.AppendRequest(table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent)
+        began = time.monotonic()
         try:
             last = self._connection.call("Append", request).last_sequence
         except BaseException:
@@ -264,6 +307,10 @@ class Sender:
             raise
         with self._changed:
             self._acknowledge(last)
+            if self._limited is not None and time.monotonic() - began < _QUICK_S:
+                self._most_chunks = min(_MAX_CHUNKS, 2 * self._most_chunks)
+                if not self._queue:
+                    self._limited, self._most_chunks = None, _MAX_CHUNKS
 
     def _acknowledge(self, last: int) -> None:
         while self._queue and self._queue[0].sequence <= last:
@@ -273,6 +320,15 @@ class Sender:
     def _succeeded(self) -> None:
         with self._changed:
             self._failing = self._transient = self._failing_since = None
+            self._attempts += 1
+            self._changed.notify_all()
+
+    def _hold_back(self, error: LimitedError) -> None:
+        with self._changed:
+            if self._limited is None:
+                log.info("table %s: %s", self._table, error)
+            self._limited, self._most_chunks = error, 1
+            self._failing = self._transient = self._failing_since = None  # the server answers
             self._attempts += 1
             self._changed.notify_all()
 

@@ -1,24 +1,29 @@
 """A table of a service, with the methods of an embedded one."""
 
+import itertools
 import json
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from replay_client.connection import translated
 from replay_client.frames import decode_frame
+from replay_client.windows import most_steps, request_of
 from replaysvc.batch import assemble, episode_columns
 from replaysvc.checks import check_number
 from replaysvc.codec import ChunkDecoder
-from replaysvc.config import EPISODES_PAGE_BYTES, TableConfig
+from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
 from replaysvc.errors import NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
-from replaysvc.requests import Transitions
+from replaysvc.options import Fifo, Lifo, Limiter
+from replaysvc.requests import Episodes, Transitions, Window
 from replaysvc.spec import Signature
-from replaysvc.types import Batch, EpisodeRecord, TableStats
+from replaysvc.types import Array, Batch, EpisodeRecord, TableStats, UpdateCounts
 from replaysvc.v1 import replay_pb2 as pb
-from replaysvc.writer import Writer
+from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 if TYPE_CHECKING:
     from replay_client.client import Client
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
 _MAX_BATCH = 1 << 20
 _UNDER_WAY_BYTES = 128 << 20  # of batches that a stream has asked for: each lies in the server's memory until it is sent
 _WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
+_LARGER = 10  # times as long as other calls may one take whose answer is streamed
 _PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 
 
@@ -35,43 +41,63 @@ class RemoteTable:
     def __init__(self, client: "Client", name: str, signature: Signature, config: TableConfig) -> None:
         self._client = client
         self.name, self.signature, self.config = name, signature, config
-        self._declared = {spec.name: spec.dtype for spec in signature.columns if spec.cast}
-        self._declared |= {f"next_{name}": dtype for name, dtype in self._declared.items()}
+        self._specs = {spec.name: spec for spec in signature.columns if spec.cast}
+        self._specs |= {f"next_{name}": spec for name, spec in self._specs.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RemoteTable, (self._client, self.name, self.signature, self.config))
 
-    def writer(self, actor: str = "") -> Writer:
-        """Returns a writer of episodes; `actor` names who writes, up to 128 characters. Writers of one actor share a sender."""
+    def writer(self, actor: str = "", *, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> Writer:
+        """Returns a writer of episodes; `actor` names who writes, up to 128 characters. Writers of one actor share a sender.
+
+        `limit_timeout_s`: longest that an `append` of it waits for the table's limiter.
+        """
         if not isinstance(actor, str) or len(actor) > 128 or not actor.isprintable():
             raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor))
-        return Writer(self.signature, self.config, self._client.sender(self.name, actor), clock=time.monotonic)
+        sender = self._client.sender(self.name, actor)
+        return Writer(self.signature, self.config, sender, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
 
     def sample(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
-        timeout_s: float = 0.0,
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
+        beta: float | None = None, timeout_s: float = 0.0,
     ) -> Batch:  # fmt: skip
-        """Returns a batch of `batch_size` transitions, drawn with replacement.
+        """Returns a batch of `batch_size` items: transitions, sequences or episodes, as `what` says.
 
-        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready.
+        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready, or whose
+        limiter lets nobody sample now. What a queue handed out in an answer that was lost on its way is lost. A batch of
+        transitions or sequences may have 64 MiB, one of episodes 1 GiB.
+
+        sampler: the name of one in the table's configuration. seed: 0 to 2^64 - 1; none for a queue.
+        beta: exponent of the importance weights, 0 to 4; None: that of the sampler.
 
         Raises:
-          NotReadyError: the table holds too few steps; says how many of how many.
+          NotReadyError: nothing can be drawn; says why, and how many of how many.
         """
-        request = self._request(batch_size, what, sampler, seed, timeout_s)
-        return self._sample(request, time.monotonic() + timeout_s)
+        request = self._request(batch_size, what, sampler, seed, beta, timeout_s)
+        return self._sample(request, what, time.monotonic() + timeout_s)
 
     def stream(
-        self, batch_size: int, what: Transitions = Transitions(), *, sampler: str = "uniform", prefetch: int = 4,
-        timeout_s: float = 60.0,
+        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
+        prefetch: int = 4, timeout_s: float = 60.0,
     ) -> Iterator[Batch]:  # fmt: skip
-        """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way; fewer of large batches."""
-        prefetch = check_number("prefetch", prefetch, 1, 64)
-        request = self._request(batch_size, what, sampler, None, timeout_s)
-        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size)
-        return self._stream(request, min(prefetch, max(1, most)), timeout_s)
+        """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way; fewer of large batches.
 
-    def _stream(self, request: pb.SampleRequest, prefetch: int, timeout_s: float) -> Iterator[Batch]:
+        Nothing is under way beyond the batch that is asked for where it would count: from a queue, in a table whose limiter
+        holds a ratio, and of whole episodes.
+        """
+        prefetch = check_number("prefetch", prefetch, 1, 64)
+        request = self._request(batch_size, what, sampler, None, beta, timeout_s)
+        if self._counts_each_request(what, sampler):
+            return (self._sample(request, what, time.monotonic() + timeout_s) for _ in itertools.count())
+        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size * most_steps(what))
+        return self._stream(request, what, min(prefetch, max(1, most)), timeout_s)
+
+    def _counts_each_request(self, what: Window, sampler: str) -> bool:
+        """Returns whether a batch that nobody looks at would be missed."""
+        limited = self.config.limiter.samples_per_insert is not None
+        return limited or isinstance(what, Episodes) or isinstance(self.config.samplers.get(sampler), Fifo | Lifo)
+
+    def _stream(self, request: pb.SampleRequest, what: Window, prefetch: int, timeout_s: float) -> Iterator[Batch]:
         connection = self._client.connection
         under_way: deque[Any] = deque()
         try:
@@ -83,43 +109,43 @@ class RemoteTable:
                     with translated(connection.address):
                         frame = future.result()
                 except (UnavailableError, WaitTimeoutError, NotReadyError):
-                    yield self._sample(request, time.monotonic() + timeout_s)
+                    yield self._sample(request, what, time.monotonic() + timeout_s)
                     continue
-                yield self._batch(frame)
+                yield self._batch(frame, what)
         finally:
             for future in under_way:
                 future.cancel()
 
     def _request(
-        self, batch_size: int, what: Transitions, sampler: str, seed: int | None, timeout_s: float
+        self, batch_size: int, what: Window, sampler: str, seed: int | None, beta: float | None, timeout_s: float
     ) -> pb.SampleRequest:
         batch_size = check_number("batch_size", batch_size, 1, _MAX_BATCH)
         timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
             seed = check_number("seed", seed, 0, (1 << 64) - 1)
-        if not isinstance(what, Transitions):
-            raise SpecMismatchError("what", "Transitions", type(what).__name__)
-        if not isinstance(sampler, str) or not sampler:
-            raise SpecMismatchError("sampler", "a name", repr(sampler))
-        window = pb.Transitions(n_step=what.n_step, gamma=what.gamma)
-        return pb.SampleRequest(
-            table=self.name, batch_size=batch_size, sampler=sampler, seed=seed, timeout_s=timeout_s, transitions=window
+        if beta is not None:
+            beta = check_number("beta", beta, 0, 4, whole=False)
+        return request_of(
+            what, table=self.name, batch_size=batch_size, sampler=_sampler(sampler), seed=seed, beta=beta, timeout_s=timeout_s
         )
 
-    def _sample(self, request: pb.SampleRequest, deadline: float) -> Batch:
+    def _sample(self, request: pb.SampleRequest, what: Window, deadline: float) -> Batch:
         connection = self._client.connection
 
-        def attempt() -> bytes:
+        def attempt() -> bytes | bytearray:
             left = max(0.0, deadline - time.monotonic())
             timed = pb.SampleRequest()
             timed.CopyFrom(request)
             timed.timeout_s = min(left, _WAIT_SLICE_S)
-            return connection.sample(timed, connection.config.call_timeout_s + timed.timeout_s)
+            timeout_s = connection.config.call_timeout_s
+            if isinstance(what, Episodes):
+                return connection.sample_large(timed, _LARGER * timeout_s + timed.timeout_s)
+            return connection.sample(timed, timeout_s + timed.timeout_s)
 
         while True:
             asked = time.monotonic()
             try:
-                return self._batch(connection.retrying(attempt))
+                return self._batch(connection.retrying(attempt), what)
             except NotReadyError:
                 now = time.monotonic()
                 if now >= deadline:
@@ -127,8 +153,58 @@ class RemoteTable:
                 if now - asked < _PAUSE_S:
                     time.sleep(min(deadline - now, _PAUSE_S * random.uniform(0.5, 1.0)))
 
-    def _batch(self, frame: bytes) -> Batch:
-        return assemble(self.signature, decode_frame(frame, self._declared))
+    def _batch(self, frame: bytes | bytearray, what: Window) -> Batch:
+        return assemble(self.signature, what, decode_frame(frame, self._specs))
+
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
+        """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.
+
+        A repeated position has its last priority. The update is sent again if its answer is lost, which changes nothing,
+        unless another has set the same ones meanwhile.
+
+        Raises:
+          InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none.
+        """
+        where = _numbers("positions", positions, "iu", "<i8")
+        values = _numbers("priorities", priorities, "fiu", "<f8")
+        if len(where) != len(values):
+            raise SpecMismatchError("priorities", f"one for each of {len(where)} positions", str(len(values)))
+        if len(where) > MAX_UPDATES:
+            raise SpecMismatchError("positions", f"at most {MAX_UPDATES}", str(len(where)))
+        request = pb.UpdatePrioritiesRequest(
+            table=self.name, sampler=_sampler(sampler), positions=where.tobytes(), priorities=values.tobytes()
+        )
+        response = self._call("UpdatePriorities", request)
+        return UpdateCounts(response.applied, response.ignored)
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Puts `limiter` in the place of the table's, durably; who waits is asked anew.
+
+        Raises:
+          InvalidRequestError: it asks for more steps than the table may keep.
+        """
+        if not isinstance(limiter, Limiter):
+            raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
+        config = self.config.limited(limiter)
+        self._call("SetLimiter", pb.SetLimiterRequest(table=self.name, limiter_json=json.dumps(limiter.to_json())))
+        self.config = config
+
+    def delete_episodes(self, episode_ids: Any) -> int:
+        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+
+        If an answer was lost, the episodes are deleted all the same, and the number counts only those that the last attempt
+        found.
+
+        Raises:
+          InvalidRequestError: an episode is open; nothing is deleted.
+        """
+        if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
+            raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
+        numbers = sorted({check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids})
+        if len(numbers) > MAX_UPDATES:
+            raise SpecMismatchError("episode_ids", f"at most {MAX_UPDATES}", str(len(numbers)))
+        deleted: int = self._call("DeleteEpisodes", pb.DeleteEpisodesRequest(table=self.name, episode_ids=numbers)).deleted
+        return deleted
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""
@@ -185,6 +261,23 @@ def table_of(client: "Client", info: pb.TableInfo) -> RemoteTable:
     """Returns the table that a message describes."""
     signature = Signature.from_json(json.loads(info.signature_json))
     return RemoteTable(client, info.name, signature, TableConfig.from_json(json.loads(info.config_json)))
+
+
+def _numbers(field: str, values: Any, kinds: str, dtype: str) -> Array:
+    """Returns numbers as they travel. Raises SpecMismatchError."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
+        raise SpecMismatchError(field, f"{np.dtype(dtype).name}[n]", f"{array.dtype}{list(array.shape)}")
+    return array.astype(dtype)
+
+
+def _sampler(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise SpecMismatchError("sampler", "a name", repr(name))
+    return name
 
 
 def _record(message: pb.Episode) -> EpisodeRecord:

@@ -37,9 +37,7 @@ class ChunkDecoder:
         """Returns the checked headers of chunks. Raises as `read_header`."""
         return [read_header(chunk, self._signature) for chunk in chunks]
 
-    def decode(
-        self, chunks: Sequence[bytes | memoryview], headers: Sequence[ChunkHeader] | None = None
-    ) -> list[DecodedChunk]:
+    def decode(self, chunks: Sequence[bytes | memoryview], headers: Sequence[ChunkHeader] | None = None) -> list[DecodedChunk]:
         """Returns the chunks decoded, in order; `headers` saves reading them again.
 
         Raises:

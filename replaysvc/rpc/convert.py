@@ -1,16 +1,37 @@
 """Protobuf messages to the types of this project and back; checks what only the wire can get wrong."""
 
 import json
+from enum import Enum
 from typing import Any
 
-from replaysvc.config import TableConfig
+import numpy as np
+
+from replaysvc.checks import check_number
+from replaysvc.config import MAX_UPDATES, TableConfig
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
-from replaysvc.requests import Transitions
+from replaysvc.options import Limiter
+from replaysvc.requests import (
+    AtEnd,
+    DenseReward,
+    Episodes,
+    Goal,
+    Her,
+    Sequences,
+    SparseReward,
+    Stack,
+    StackPadding,
+    Terminated,
+    Transitions,
+    Window,
+    client_reward,
+    client_success,
+)
 from replaysvc.spec import Signature
-from replaysvc.types import EpisodeRecord
+from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
 
 MAX_CHUNKS = 65_536
+MAX_NAMES = 1000
 _MAX_JSON = 1 << 20
 
 
@@ -68,11 +89,88 @@ def chunks_of(request: pb.AppendRequest) -> list[tuple[int, bytes]]:
     return pairs
 
 
-def window_of(request: pb.SampleRequest) -> Transitions:
-    """Returns the window that a sample request asks for."""
-    if request.WhichOneof("what") is None:
-        return Transitions()
-    return Transitions(n_step=request.transitions.n_step, gamma=request.transitions.gamma)
+def window_of(request: pb.SampleRequest) -> Window:
+    """Returns the window that a sample request asks for. What the message leaves unset has the window's own default."""
+    match request.WhichOneof("what"):
+        case "sequences":
+            return Sequences(**_options(request.sequences))
+        case "episodes":
+            return Episodes(**_options(request.episodes))
+        case "transitions":
+            plain = {"n_step": request.transitions.n_step, "gamma": request.transitions.gamma}
+            return Transitions(**_options(request.transitions) | plain)
+        case _:
+            return Transitions()
+
+
+_ENUMS: dict[str, type[Enum]] = {"padding": StackPadding, "at_end": AtEnd, "goal": Goal, "terminated": Terminated}
+
+
+def _options(message: Any) -> dict[str, Any]:
+    """Returns the fields that are set in a message of a window or a part of one, each as the dataclass takes it."""
+    options: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        match field.name:
+            case "stack":
+                options["stack"] = Stack(**{"frames": 0} | _options(value))
+            case "her":
+                options["her"] = _her(value)
+            case "columns" | "state":
+                options[field.name] = _names(field.name, value)
+            case name if name in _ENUMS:
+                options[name] = _member(name, field.enum_type, value)
+            case name:
+                options[name] = value
+    if isinstance(message, pb.Sequences):
+        options.setdefault("length", 0)
+    return options
+
+
+def _her(message: pb.Her) -> Her:
+    options = _options(message)
+    sparse, dense = options.pop("sparse", None), options.pop("dense", None)
+    if sparse is not None:
+        options["reward"] = SparseReward(**_options(sparse))
+    elif dense is not None:
+        options["reward"] = DenseReward(**_options(dense))
+    else:
+        options["reward"] = client_reward
+        if options.get("terminated", Terminated.SUCCESS) is Terminated.SUCCESS:
+            options["success"] = client_success
+    return Her(**options)
+
+
+def _member(name: str, kind: Any, number: int) -> Enum:
+    """Returns the member of an enum that a number on the wire stands for: their names differ by a prefix alone."""
+    if number not in kind.values_by_number:
+        raise SpecMismatchError(name, f"one of {sorted(kind.values_by_number)}", str(number))
+    prefix = kind.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return _ENUMS[name][kind.values_by_number[number].name.removeprefix(prefix)]
+
+
+def _names(name: str, values: Any) -> tuple[str, ...]:
+    if len(values) > MAX_NAMES:
+        raise SpecMismatchError(name, f"at most {MAX_NAMES} names", str(len(values)))
+    return tuple(values)
+
+
+def numbers_of(field: str, data: bytes, dtype: str) -> Array:
+    """Returns the numbers of eight bytes each in a field, at most MAX_UPDATES of them."""
+    if len(data) % 8 or len(data) > 8 * MAX_UPDATES:
+        raise SpecMismatchError(field, f"up to {MAX_UPDATES} numbers of 8 bytes", f"{len(data)} bytes")
+    return np.frombuffer(data, dtype).astype(dtype[1:])
+
+
+def episode_ids_of(request: pb.DeleteEpisodesRequest) -> list[int]:
+    """Returns the episodes of a request."""
+    if len(request.episode_ids) > MAX_UPDATES:
+        raise SpecMismatchError("episode_ids", f"at most {MAX_UPDATES}", str(len(request.episode_ids)))
+    return [check_number("episode_ids", number, 0, (1 << 63) - 1) for number in request.episode_ids]
+
+
+def limiter_of(text: str) -> Limiter:
+    """Returns the limiter in `text`."""
+    return Limiter.from_json(parse_json("limiter_json", text))
 
 
 def episode_message(record: EpisodeRecord) -> pb.Episode:

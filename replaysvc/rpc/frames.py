@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from replaysvc.v1 import replay_pb2 as pb
 
 ALIGN = 64
 LENGTH = struct.Struct("<I")
+TOTAL = struct.Struct("<Q")
 _PADDING = bytes(ALIGN)
 
 
@@ -29,13 +30,35 @@ def batch_bytes(columns: Sequence[BatchColumn]) -> int:
 
 def encode_frame(columns: Sequence[BatchColumn]) -> bytes:
     """Returns the frame of a batch."""
-    parts: list[Any] = []
+    return b"".join(_parts(columns))
+
+
+def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int) -> Iterator[bytes]:
+    """Yields the frame's length and the frame in pieces of at most `piece_bytes`, without making the whole of it."""
+    parts = _parts(columns)
+    piece = bytearray(TOTAL.pack(sum(map(len, parts))))
+    for part in parts:
+        at = 0
+        while at < len(part):
+            taken = part[at : at + piece_bytes - len(piece)]
+            piece += taken
+            at += len(taken)
+            if len(piece) == piece_bytes:
+                yield bytes(piece)
+                piece.clear()
+    if piece:
+        yield bytes(piece)
+
+
+def _parts(columns: Sequence[BatchColumn]) -> list[Any]:
+    """Returns what a frame consists of, as bytes and views of bytes."""
+    parts: list[Any] = [_header_of(tuple(map(_layout, columns)))]
     for column in columns:
         for array in (column.values, column.offset_rows, column.offset_values):
             if array is not None:
                 data = _little(array).reshape(-1).view(np.uint8)
                 parts += (data.data, _PADDING[: -len(data) % ALIGN])
-    return b"".join((_header_of(tuple(map(_layout, columns))), *parts))
+    return parts
 
 
 _Layout = tuple[str, np.dtype[Any], tuple[int, ...], int, int]

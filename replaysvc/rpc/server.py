@@ -44,11 +44,15 @@ class Server:
         self._server = grpc.server(
             pool, interceptors=[ErrorInterceptor()], options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
         )
-        servicer = ReplayServicer(replay, max_waiting=max(1, max_workers // 2), max_transfers=max(1, max_workers // 4))
+        servicer = ReplayServicer(
+            replay, max_waiting=max(1, max_workers // 2), max_limited=max_workers // 8, max_transfers=max(1, max_workers // 4)
+        )
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, {"Sample": frame}),))
+        pieces: Any = grpc.unary_stream_rpc_method_handler(servicer.sample_pieces, request_deserializer=read)
+        frames = {"Sample": frame, "SampleLarge": pieces}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, frames),))
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = 0

@@ -2,41 +2,43 @@
 
 import contextlib
 import json
-import math
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 from replaysvc.batch import BatchColumn
-from replaysvc.checks import check_number
+from replaysvc.checks import check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
-from replaysvc.errors import InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.errors import ConfigurationError, NotFoundError, SpecMismatchError, UnavailableError
 from replaysvc.replay import Replay
-from replaysvc.requests import Transitions
 from replaysvc.rpc import convert
-from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message
-from replaysvc.spec import Signature
+from replaysvc.rpc.bounds import check_bytes, check_request, most_item_bytes
+from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message, frame_pieces
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
 _APPEND_TIMEOUT_S = 300.0  # longest a call waits for its commit; the client gives up much earlier
-_WAIT_SLICE_S = 1.0  # longest a sample call waits for data; the client asks again, so no worker is held for long
+_WAIT_SLICE_S = 1.0  # longest that a call waits for data or a limiter; the client asks again, so no worker is held for long
 _PIECE_BYTES = 4 << 20
 _MAX_PARAMS_BYTES = 2 << 30
-_HEADROOM = 1 << 20  # for headers and padding within a message
-_MAX_WINDOW_STEPS = 1 << 24  # batch_size * n_step: what a batch of long windows takes while it is made, some GB at most
+_LARGE_BATCHES = 2  # that may be larger than a message, made and sent at once: 1 GiB each, and as much while it is made
 _PAGE_EPISODES = 256  # records are read in pages of so many
 _UPLOADS = 4  # parameter sets that may arrive at once
 _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stops reading or sending must not keep its worker
 
 
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
-    """Serves one store. `max_waiting` bounds how many sample calls may wait for data at once, and `max_transfers` how many
-    streamed calls may be under way, so that appends, which bring the data, always find a worker."""
+    """Serves one store. `max_waiting` bounds how many sample calls may wait for data at once, `max_limited` how many appends
+    may wait for a table's limiter, and `max_transfers` how many streamed calls may be under way, so that appends, which bring
+    the data, and samples, which let the limiter go on, always find a worker."""
 
-    def __init__(self, replay: Replay, *, max_waiting: int, max_transfers: int) -> None:
+    def __init__(self, replay: Replay, *, max_waiting: int, max_limited: int, max_transfers: int) -> None:
         self._replay = replay
+        self._limited_appends = threading.BoundedSemaphore(max_limited)
+        self._large = threading.BoundedSemaphore(_LARGE_BATCHES)
+        self._snapshots = threading.BoundedSemaphore(1)
         self._waiting = threading.BoundedSemaphore(max_waiting)
         self._transfers = threading.BoundedSemaphore(max_transfers)
         self._uploads = threading.BoundedSemaphore(_UPLOADS)
@@ -78,37 +80,56 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return encode_message(self._draw(request))
 
     def sample_frame(self, request: pb.SampleRequest, context: Any) -> bytes:
-        """The raw method beside the service: see replay.proto."""
+        """A raw method beside the service: see replay.proto."""
         return encode_frame(self._draw(request))
 
-    def _draw(self, request: pb.SampleRequest) -> list[BatchColumn]:
+    def sample_pieces(self, request: pb.SampleRequest, context: Any) -> Iterator[bytes]:
+        """The other raw method. Its places are taken before the draw: what a queue hands out is not handed out again."""
+        with _limited(self._transfers, context), self._large_place(request):
+            yield from frame_pieces(self._draw(request, large=True), _PIECE_BYTES)
+
+    @contextlib.contextmanager
+    def _large_place(self, request: pb.SampleRequest) -> Iterator[None]:
+        """Holds one of the few places for a batch that may take much more memory than a message does."""
+        signature = self._replay.engine(request.table).signature
+        if request.batch_size * most_item_bytes(signature, convert.window_of(request)) <= MAX_MESSAGE_BYTES:
+            yield
+            return
+        if not self._large.acquire(timeout=_WAIT_SLICE_S):
+            raise UnavailableError(f"{_LARGE_BATCHES} large batches are being made and sent already; try again")
+        try:
+            yield
+        finally:
+            self._large.release()
+
+    def _draw(self, request: pb.SampleRequest, *, large: bool = False) -> list[BatchColumn]:
         engine, what = self._replay.engine(request.table), convert.window_of(request)
-        least = _least_item_bytes(engine.signature) * request.batch_size
-        if least > MAX_MESSAGE_BYTES - _HEADROOM:  # refuse before the work
-            raise _too_large(least)
-        if request.batch_size * what.n_step > _MAX_WINDOW_STEPS:
-            raise InvalidRequestError(
-                f"n_step: expected batch_size * n_step of at most {_MAX_WINDOW_STEPS}, found {request.batch_size * what.n_step}"
-            )
-        timeout_s = request.timeout_s
-        if timeout_s > 0 and self._waiting.acquire(blocking=False):
-            try:
-                columns = self._draw_within(engine, request, what, min(timeout_s, _WAIT_SLICE_S))
-            finally:
-                self._waiting.release()
-        else:
-            columns = self._draw_within(engine, request, what, min(timeout_s, 0.0))
-        if batch_bytes(columns) > MAX_MESSAGE_BYTES - _HEADROOM:
-            raise _too_large(batch_bytes(columns))
+        check_request(engine.signature, request.batch_size, what, large=large)  # refuse before the work
+        wait_s = min(request.timeout_s, _WAIT_SLICE_S)
+        with _place(self._waiting if wait_s > 0 else None) as has_place:
+            columns: list[BatchColumn] = engine.draw(
+                request.batch_size, what, sampler=request.sampler or "uniform",
+                seed=request.seed if request.HasField("seed") else None,
+                beta=request.beta if request.HasField("beta") else None,
+                timeout_s=wait_s if has_place else min(wait_s, 0.0),
+            )  # fmt: skip
+        check_bytes(batch_bytes(columns), large=large)
         return columns
 
-    @staticmethod
-    def _draw_within(engine: Any, request: pb.SampleRequest, what: Transitions, timeout_s: float) -> list[BatchColumn]:
-        columns: list[BatchColumn] = engine.draw(
-            request.batch_size, what, sampler=request.sampler or "uniform",
-            seed=request.seed if request.HasField("seed") else None, timeout_s=timeout_s,
-        )  # fmt: skip
-        return columns
+    def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
+        positions = convert.numbers_of("positions", request.positions, "<i8")
+        priorities = convert.numbers_of("priorities", request.priorities, "<f8")
+        engine = self._replay.engine(request.table)
+        counts = engine.update_priorities(request.sampler or "prioritized", positions, priorities)
+        return pb.UpdatePrioritiesResponse(applied=counts.applied, ignored=counts.ignored)
+
+    def SetLimiter(self, request: pb.SetLimiterRequest, context: Any) -> pb.SetLimiterResponse:
+        self._replay.engine(request.table).set_limiter(convert.limiter_of(request.limiter_json))
+        return pb.SetLimiterResponse()
+
+    def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
+        deleted = self._replay.engine(request.table).delete_episodes(convert.episode_ids_of(request))
+        return pb.DeleteEpisodesResponse(deleted=deleted)
 
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
         return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._replay.engine(request.table).stats())))
@@ -153,6 +174,16 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._replay.put_params(name, b"".join(pieces), version=version)
         return pb.PutParamsResponse()
 
+    def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
+        name, folder = check_name("snapshot", request.name), self._replay.config.snapshot_dir
+        if folder is None:
+            raise ConfigurationError("snapshot: this server has no snapshot_dir in its settings, so it makes none for clients")
+        with _place(self._snapshots) as has_place:
+            if not has_place:
+                raise UnavailableError("another snapshot is being made; try again")
+            self._replay.snapshot(os.path.join(folder, name))
+        return pb.SnapshotResponse()
+
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:
         with _limited(self._transfers, context):
             found = self._replay.get_params(request.name, newer_than=request.newer_than)
@@ -162,10 +193,21 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
 
 @contextlib.contextmanager
+def _place(places: threading.BoundedSemaphore | None) -> Iterator[bool]:
+    """Holds one of some places while there is one; gives whether there was."""
+    has_place = places is not None and places.acquire(blocking=False)
+    try:
+        yield has_place
+    finally:
+        if places is not None and has_place:
+            places.release()
+
+
+@contextlib.contextmanager
 def _limited(calls: threading.BoundedSemaphore, context: Any) -> Iterator[None]:
     """Holds one of so many streamed calls, and cancels it when it takes too long."""
     if not calls.acquire(blocking=False):
-        raise UnavailableError("too many parameter sets or episodes are being transferred; try again")
+        raise UnavailableError("too many parameter sets, episodes or large batches are being transferred; try again")
     watch = threading.Timer(_TRANSFER_S, context.cancel)
     watch.daemon = True
     watch.start()
@@ -174,15 +216,3 @@ def _limited(calls: threading.BoundedSemaphore, context: Any) -> Iterator[None]:
     finally:
         watch.cancel()
         calls.release()
-
-
-def _least_item_bytes(signature: Signature) -> int:
-    """Returns the bytes that one item of a batch takes at least on the wire."""
-    stored = [spec.stored_dtype.itemsize * math.prod(spec.shape) for spec in signature.columns]
-    return sum(stored) + sum(stored[: signature.observation_columns])
-
-
-def _too_large(size: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"batch_size: expected a batch within one message of {MAX_MESSAGE_BYTES} bytes, found about {size}; ask for less"
-    )

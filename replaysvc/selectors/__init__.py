@@ -1,27 +1,21 @@
 """Selectors choose positions; they know nothing of the data.
 
-Calls are never concurrent: the table owns the one lock. Positions are handed in as half-open ranges, since a table adds
-at its end and removes at its start; a selector that keeps state per step (priorities) learns of both by `insert` and `remove`.
+A position is an int64 key that is never reused: a table adds at its end and removes mostly at its front. `Runs` and `SumTree`
+hold what can be drawn; the `draw_` functions draw from them with replacement, by the generator they are handed, so that one
+seed gives one batch. A `Queue` draws without chance and uses up what it hands out. All work is vectorised over the batch.
+Calls are never concurrent: the table owns the one lock.
 """
 
-from typing import Protocol
+from replaysvc.selectors.drawn import Drawn, Population
+from replaysvc.selectors.importance import importance_weights, largest_weight
+from replaysvc.selectors.prioritized import Priorities, check_priorities, deduplicate_last, draw_prioritized
+from replaysvc.selectors.queue import Queue
+from replaysvc.selectors.recency import draw_recent
+from replaysvc.selectors.runs import Runs
+from replaysvc.selectors.sum_tree import SumTree
+from replaysvc.selectors.uniform import draw_uniform
 
-import numpy as np
-
-from replaysvc.selectors.uniform import Uniform
-from replaysvc.types import Array
-
-__all__ = ["Selector", "Uniform"]
-
-
-class Selector(Protocol):
-    """Draws positions of steps with replacement."""
-
-    def insert(self, start: int, stop: int) -> None:
-        """Takes in the steps at positions [start, stop); `start` is the last `stop`, or later if steps were lost."""
-
-    def remove(self, start: int, stop: int) -> None:
-        """Forgets the steps at positions [start, stop), the oldest ones."""
-
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[Array, Array]:
-        """Returns int64 [count] positions and float64 [count], the probability of each at its draw. The range is not empty."""
+__all__ = [
+    "Drawn", "Population", "Priorities", "Queue", "Runs", "SumTree", "check_priorities", "deduplicate_last", "draw_prioritized",
+    "draw_recent", "draw_uniform", "importance_weights", "largest_weight",
+]  # fmt: skip

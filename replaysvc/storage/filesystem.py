@@ -5,16 +5,19 @@ import os
 import shutil
 from pathlib import Path
 
-from replaysvc.errors import StorageError
+from replaysvc.errors import CapacityError, ReplayError, StorageError
 
 CRASH_POINTS = (
     "store.locked", "segment.built", "segment.renamed", "append.before_commit", "append.after_commit", "seal.before_footer",
     "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed",
-    "table.deleted", "params.written", "params.renamed",
+    "table.deleted", "params.written", "params.renamed", "state.written", "state.renamed", "deletion.written",
+    "deletion.renamed", "deletion.copied", "format.written", "format.renamed", "compact.built", "compact.renamed",
+    "snapshot.begun", "snapshot.built", "snapshot.renamed",
 )  # fmt: skip
 """The places at which a process may end, in the words of FORMAT.md's crash table."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)  # here a copy does what a link would
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "glusterfs", "afs")
 
 
@@ -38,6 +41,33 @@ class Filesystem:
         self.fsync_directory(target.parent)
         if source.parent != target.parent:
             self.fsync_directory(source.parent)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Renames; durable once the target's directory is."""
+        os.rename(source, target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Gives a file that is never written to again a second name, or copies it, durably but for the directory entry."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self.copy(source, target)
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copies a file, durably but for its directory entry."""
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+        self.fsync_file(target)
+
+    def fsync_file(self, path: Path) -> None:
+        """Makes the contents of a file durable."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Writes a whole file, durably but for its directory entry."""
@@ -81,6 +111,12 @@ class Filesystem:
         except OSError as error:
             return error.errno not in DISK_FULL
         return True
+
+
+def disk_error(path: Path, error: OSError) -> ReplayError:
+    """Returns what a failure of the file system is called outside."""
+    kind = CapacityError if error.errno in DISK_FULL else StorageError
+    return kind(f"store {path}: {error.strerror or error}")
 
 
 def refuse_remote(path: Path) -> None:

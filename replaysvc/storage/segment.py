@@ -32,6 +32,7 @@ from replaysvc.types import Array
 MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
 ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
 FORMAT = 1
+NO_EPISODE = 1 << 62  # above every episode id
 _MAX_READERS = 256
 _LOCK_BYTES = 64 << 10  # more than LMDB's table of that many readers takes
 _NAMES = (b"chunks", b"index", b"episodes", b"sessions", b"meta")
@@ -59,10 +60,14 @@ class Segment:
         self._pins = 0
         self._closing = False
         self._failed = ""
+        self.oldest_episode = NO_EPISODE
+        self._sizes: tuple[Array, Array] | None = None
         self._open(readonly=True)
         try:
             self.meta: Mapping[str, Any] = unpack_meta(self._get_meta(b"segment") or b"") or {}
-            self.sealed = self._get_meta(b"footer") is not None
+            footer = self._get_meta(b"footer")
+            self.sealed = footer is not None
+            self.footer: Mapping[str, Any] = unpack_meta(footer or b"") or {}
             if not self.meta:
                 raise ChunkCorruptError(f"segment {path}: its description is missing or damaged")
             if self.meta["format"] > FORMAT:
@@ -84,23 +89,19 @@ class Segment:
             if path.exists():  # an earlier attempt failed after the rename: it is whole, and empty
                 filesystem.fsync_directory(path.parent)
                 return Segment(path, filesystem, segment_bytes)
-            if build.exists():
-                filesystem.remove_tree(build)
-            build.mkdir(mode=0o700)
-            environment = _environment(build, segment_bytes + ROOM, filesystem, readonly=False)
-            try:
-                with environment.begin(write=True) as transaction:
-                    databases = {name: environment.open_db(name, transaction) for name in _NAMES}
-                    transaction.put(b"segment", pack_meta(meta), db=databases[b"meta"])
-                    for session_id, (last_sequence, at_s) in sessions.items():
-                        transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
-                environment.sync(True)
-            finally:
-                environment.close()
-            filesystem.fsync_directory(build)
+            _build(build, filesystem, segment_bytes, meta, sessions)
             filesystem.crashpoint("segment.built")
             filesystem.rename(build, path)
             filesystem.crashpoint("segment.renamed")
+        return Segment(path, filesystem, segment_bytes)
+
+    @staticmethod
+    def create_unnamed(
+        path: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
+    ) -> "Segment":
+        """Builds a segment in place and returns it open; whoever asked for it gives it its name when it is complete."""
+        with _translated(path.parent, filesystem, path / "data.mdb"):
+            _build(path, filesystem, segment_bytes, meta, sessions)
         return Segment(path, filesystem, segment_bytes)
 
     def _open(self, *, readonly: bool) -> None:
@@ -162,6 +163,7 @@ class Segment:
                         transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
                     self._filesystem.crashpoint("append.before_commit")
                 self._filesystem.crashpoint("append.after_commit")
+            self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
         except CapacityError:
             raise  # the old snapshot is whole, and space may come back
         except ReplayError as error:
@@ -180,7 +182,7 @@ class Segment:
             try:
                 self._environment.close()
                 self._open(readonly=True)
-                self.sealed = True
+                self.sealed, self.footer = True, dict(footer)
             finally:
                 self._closing = False
                 self._changed.notify_all()
@@ -200,7 +202,37 @@ class Segment:
 
     def load_index(self) -> tuple[Array, int]:
         """Returns the index records and how many damaged ones were left out."""
-        return unpack_index(self._values(b"index"))
+        index, damaged = unpack_index(self._values(b"index"))
+        self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
+        return index, damaged
+
+    def sizes(self) -> tuple[Array, Array]:
+        """Returns (chunk ids, stored bytes) of a sealed segment, by its index records; kept once they are asked for."""
+        if self._sizes is None:
+            index, _ = self.load_index()
+            self._sizes = index["chunk_id"].copy(), index["stored_bytes"].copy()
+        return self._sizes
+
+    def count(self) -> int:
+        """Returns how many index records there are, damaged ones too."""
+        with self._reading(b"index") as transaction:
+            return int(transaction.stat(self._databases[b"index"])["entries"])
+
+    def copy_to(self, directory: Path) -> None:
+        """Copies the data file, durably, into an empty directory; of a sealed segment it is a second name of the same file.
+
+        Raises:
+          CapacityError: no space there. StorageError: any other failure.
+        """
+        target = directory / "data.mdb"
+        with self._pinned(), _translated(directory, self._filesystem, target):
+            if self.sealed:
+                self._filesystem.link(self.path / "data.mdb", target)
+            else:
+                self._environment.copy(str(directory))  # LMDB's own: as of the last commit
+                target.chmod(0o600)
+                self._filesystem.fsync_file(target)
+            self._filesystem.fsync_directory(directory)
 
     def load_episodes(self) -> tuple[list[EpisodeEntry], int]:
         """Returns the episode entries and how many damaged ones were left out."""
@@ -257,6 +289,24 @@ class Segment:
         with self._changed:
             self._changed.wait_for(lambda: self._pins == 0)
             self._environment.close()
+
+
+def _build(path: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks) -> None:
+    """Makes a segment without chunks at `path`, durably, in place of what an earlier attempt left there."""
+    if path.exists():
+        filesystem.remove_tree(path)
+    path.mkdir(mode=0o700)
+    environment = _environment(path, segment_bytes + ROOM, filesystem, readonly=False)
+    try:
+        with environment.begin(write=True) as transaction:
+            databases = {name: environment.open_db(name, transaction) for name in _NAMES}
+            transaction.put(b"segment", pack_meta(meta), db=databases[b"meta"])
+            for session_id, (last_sequence, at_s) in sessions.items():
+                transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
+        environment.sync(True)
+    finally:
+        environment.close()
+    filesystem.fsync_directory(path)
 
 
 def _environment(path: Path, map_size: int, filesystem: Filesystem, *, readonly: bool) -> Any:

@@ -7,19 +7,21 @@ place by a rename, everything goes by a rename to `trash/`; so a crash leaves no
 import fcntl
 import json
 import os
+import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from replaysvc.errors import CapacityError, FormatVersionError, ReplayError, StorageError, StoreLockedError
-from replaysvc.storage.filesystem import DISK_FULL, Filesystem, refuse_remote
+from replaysvc.errors import FormatVersionError, StorageError, StoreLockedError
+from replaysvc.storage.filesystem import Filesystem, disk_error, refuse_remote
 from replaysvc.storage.params import ParamsStore
-from replaysvc.storage.segment import FORMAT
+from replaysvc.storage.snapshot import DIRECTORIES, write_snapshot
 from replaysvc.storage.table_store import TableStore
 
 _BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
-_DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
+FIRST_FORMAT = 1  # of a store of which nothing was deleted: any release reads it
+FORMAT = 2  # with lists of deleted episodes and compacted segments, which a release of format 1 would not heed
 
 
 class Store:
@@ -36,9 +38,11 @@ class Store:
         self._filesystem = filesystem or Filesystem()
         self._clock = clock
         self._lock_handle = -1
+        self._format: dict[str, Any] = {}
+        self._format_lock = threading.Lock()
         try:
             self._claim()
-            for name in _DIRECTORIES:
+            for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("tmp", "trash"):
                 for leftover in (self.path / name).iterdir():
@@ -61,7 +65,7 @@ class Store:
                 raise StorageError(f"store {self.path}: expected a directory, found a file")
             marker = self.path / "FORMAT"
             if marker.exists():
-                _check_format(marker)
+                self._format = _check_format(marker)
             elif any(entry.name not in _BEFORE_FORMAT for entry in self.path.iterdir()):
                 raise StorageError(f"store {self.path}: expected a store or an empty directory, found other files")
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -79,17 +83,33 @@ class Store:
         self._filesystem.crashpoint("store.locked")
         marker = self.path / "FORMAT"
         if not marker.exists():
-            content = {"format": FORMAT, "min_reader": FORMAT, "created_by": "replaysvc 0.1.0", "uuid": str(uuid.uuid4())}
+            self._format = {"format": FIRST_FORMAT, "min_reader": FIRST_FORMAT, "created_by": "replaysvc 0.1.0"}
+            self._format["uuid"] = str(uuid.uuid4())
             temporary = self.path / "FORMAT.tmp"
-            self._filesystem.write_file(temporary, json.dumps(content).encode())
+            self._filesystem.write_file(temporary, json.dumps(self._format).encode())
             self._filesystem.rename(temporary, marker)
 
     def _open_table(self, path: Path) -> TableStore:
         scratch, trash, quarantine = (self.path / name for name in ("tmp", "trash", "quarantine"))
         try:
-            return TableStore(path, scratch, trash, quarantine, self._filesystem, clock=self._clock)
+            return TableStore(
+                path, scratch, trash, quarantine, self._filesystem, clock=self._clock, raise_format=self._raise_format
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"store {self.path}: the description of table {path.name} cannot be read: {error!r}") from error
+
+    def _raise_format(self) -> None:
+        """Keeps older releases out, durably, before something is written that they would not heed. Raises OSError."""
+        marker, temporary = self.path / "FORMAT", self.path / "tmp" / "FORMAT"
+        with self._format_lock:
+            if int(self._format["min_reader"]) >= FORMAT:
+                return
+            content = self._format | {"format": max(FORMAT, int(self._format["format"])), "min_reader": FORMAT}
+            self._filesystem.write_file(temporary, json.dumps(content).encode())
+            self._filesystem.crashpoint("format.written")
+            self._filesystem.rename(temporary, marker)
+            self._filesystem.crashpoint("format.renamed")
+            self._format = content
 
     def tables(self) -> dict[str, TableStore]:
         """Returns the tables by name."""
@@ -113,7 +133,7 @@ class Store:
             self._filesystem.rename(build, target)
             self._filesystem.crashpoint("table.renamed")
         except OSError as error:
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
         self._tables[name] = self._open_table(target)
         return self._tables[name]
 
@@ -127,25 +147,37 @@ class Store:
             self._filesystem.crashpoint("table.deleted")
             self._filesystem.remove_tree(target)
         except OSError as error:
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def put_params(self, name: str, version: int, data: bytes) -> None:
         """Keeps a parameter set, durably; see ParamsStore.put."""
         try:
             self._params.put(name, version, data)
         except OSError as error:
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def get_params(self, name: str) -> tuple[int, bytes] | None:
         """Returns (version, data) of a parameter set, None if there is none. Raises ChunkCorruptError, StorageError."""
         try:
             return self._params.get(name)
         except OSError as error:
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
 
     def params(self) -> dict[str, int]:
         """Returns the stored version of each parameter set."""
         return dict(self._params.versions)
+
+    def snapshot(self, target: str | Path, states: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Makes a complete copy of the store at `target`, with the state files of `states` (by table) in place of its own.
+
+        Sealed segments and parameter sets are hard links where that is possible. No append, deletion, removal or put may
+        run meanwhile; reading may. `target` appears at last and at once: until then, what is built stands beside it with
+        `.tmp-` in its name.
+
+        Raises:
+          CapacityError: no space, nothing is left behind. StorageError: `target` holds something, or any other failure.
+        """
+        write_snapshot(self.path, self._tables, Path(target).absolute(), states, self._filesystem)
 
     def close(self) -> None:
         """Closes all tables and gives the directory free."""
@@ -159,7 +191,7 @@ class Store:
             self._lock_handle = -1
 
 
-def _check_format(marker: Path) -> None:
+def _check_format(marker: Path) -> dict[str, Any]:
     try:
         content = json.loads(marker.read_bytes())
         version, min_reader = int(content["format"]), int(content["min_reader"])
@@ -167,8 +199,4 @@ def _check_format(marker: Path) -> None:
         raise StorageError(f"store {marker.parent}: its FORMAT file cannot be read: {error}") from error
     if min_reader > FORMAT:
         raise FormatVersionError(f"store {marker.parent}: expected format version {FORMAT}, found {version}")
-
-
-def _disk_error(path: Path, error: OSError) -> ReplayError:
-    kind = CapacityError if error.errno in DISK_FULL else StorageError
-    return kind(f"store {path}: {error.strerror or error}")
+    return dict(content)

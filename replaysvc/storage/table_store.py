@@ -1,10 +1,9 @@
 """The chunks of one table on disk: a chain of segments, the last of which is appended to."""
 
-import bisect
 import contextlib
 import json
 import logging
-import threading
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.errors import ChunkCorruptError, StorageError
+from replaysvc.errors import ChunkCorruptError, ReplayError, StorageError
+from replaysvc.storage.chain import Chain
+from replaysvc.storage.compaction import Plan, build_compacted, make_plan
+from replaysvc.storage.deletions import COPIES, Deletions
 from replaysvc.storage.filesystem import Filesystem
-from replaysvc.storage.records import INDEX_DTYPE, EpisodeEntry
-from replaysvc.storage.segment import FORMAT, ROOM, Segment
+from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS, EpisodeEntry
+from replaysvc.storage.segment import FORMAT, NO_EPISODE, ROOM, Segment
+from replaysvc.storage.state import StateFiles, write_state_files
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -24,12 +27,16 @@ MAX_SESSIONS = 65_536  # marks carried into a new segment: the most recent ones,
 _SESSION_AGE_S = 86_400.0
 _LOST = 1 << 32  # chunk ids and positions skipped for each lost segment at the end, so that none is given out twice
 _MIN_EPISODE_BYTES = 256  # entry, a chunk of two columns and its index record: bounds the episodes of a lost segment
+_NAME = re.compile(r"seg-(\d{20})(?:\.(\d+))?")  # of a segment: its first chunk id, and how often it was compacted
 _ENDED = 3  # flags of a chunk that ends its episode
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """All that start-up needs to know of a table: index records (oldest first), episodes, sessions, and the next ids."""
+    """All that start-up needs to know of a table: index records (oldest first), episodes, sessions, and the next ids.
+
+    Nothing of deleted episodes is in `index` and `episodes`.
+    """
 
     index: Array
     episodes: list[EpisodeEntry]
@@ -37,45 +44,51 @@ class LoadedTable:
     next_chunk_id: int
     next_position: int
     next_episode_id: int
+    deleted: Array
 
 
 class TableStore:
-    """One table's directory. Reading is thread-safe; `append` and `remove_before` belong to the committer's thread."""
+    """One table's directory. Reading is thread-safe; state files are for one thread at a time, all else is the committer's."""
 
     def __init__(
-        self, path: Path, scratch: Path, trash: Path, quarantine: Path, filesystem: Filesystem, *, clock: Callable[[], float]
+        self,
+        path: Path,
+        scratch: Path,
+        trash: Path,
+        quarantine: Path,
+        filesystem: Filesystem,
+        *,
+        clock: Callable[[], float],
+        raise_format: Callable[[], None],
     ) -> None:
         description = json.loads((path / "table.json").read_bytes())
         self.name: str = description["name"]
         self.description: dict[str, Any] = description["description"]
         self._uuid: str = description["uuid"]
         self._segment_bytes: int = description["segment_bytes"]
-        self._path, self._scratch, self._trash, self._quarantine = path, scratch, trash, quarantine
+        self._path, self._scratch, self._quarantine = path, scratch, quarantine
         self._filesystem, self._clock = filesystem, clock
-        self._lock = threading.Lock()
-        self._segments: list[Segment] = []
-        self._first_ids = np.empty(0, np.int64)
+        self._chain = Chain(self.name, trash, filesystem)
         self._open_episodes: dict[int, EpisodeEntry] = {}
         self._in_active: set[int] = set()  # open episodes whose entry the active segment holds
         self._sessions: dict[bytes, tuple[int, float]] = {}
-        self._next = {"first_chunk_id": 0, "next_position": 0, "next_episode_id": 0}
+        self._states = StateFiles(path, scratch, filesystem)
+        self._deletions = Deletions(path, scratch, filesystem, raise_format)
+        self._raise_format = raise_format
+        self._loaded = False
+        self._not_compactable: set[Path] = set()
+        self._next = dict.fromkeys(NEXT_IDS, 0)
         self.quarantined_segments = self.damaged_records = 0
 
     @property
     def segment_count(self) -> int:
         """Returns how many segments are on disk."""
-        return len(self._segments)
+        return len(self._chain.segments)
 
     @property
     def disk_bytes(self) -> int:
         """Returns the bytes that the table's files take."""
-        with self._lock:
-            paths = [segment.path / "data.mdb" for segment in self._segments]
-        total = 0
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                total += path.stat().st_blocks * 512
-        return total
+        return self._chain.disk_bytes
 
     def load(self) -> LoadedTable:
         """Opens all segments and returns what their index, episode and session records say; reads no chunk.
@@ -84,17 +97,18 @@ class TableStore:
 
         Raises:
           StorageError: a segment cannot be opened for another reason, such as too many open files; nothing was moved.
+          ChunkCorruptError: it cannot be known which episodes are deleted.
         """
+        deleted = self._deletions.load()
         episodes: dict[int, EpisodeEntry] = {}
         indexes = []
         lost = 0  # segments after the last good one
-        for path in sorted(self._path.glob("seg-*")):
-            try:
-                index, entries, marks = self._load_segment(path)
-            except ChunkCorruptError as error:
-                self._set_aside(path, error)
+        for paths in self._find_segments():
+            loaded = self._load_newest(paths)
+            if loaded is None:
                 lost += 1
                 continue
+            index, entries, marks = loaded
             lost = 0
             indexes.append(index)
             episodes |= {entry.episode_id: entry for entry in entries}
@@ -105,15 +119,42 @@ class TableStore:
             skipped = {"first_chunk_id": _LOST, "next_position": _LOST, "next_episode_id": most_episodes}
             self._next = {name: value + lost * skipped[name] for name, value in self._next.items()}
         index = np.concatenate(indexes) if indexes else np.empty(0, INDEX_DTYPE)
-        self._renumber()
+        index = index[~np.isin(index["episode_id"], deleted)]
+        gone = set(deleted.tolist())
+        episodes = {number: entry for number, entry in episodes.items() if number not in gone}
+        self._loaded = True
         ended = set(index["episode_id"][(index["flags"] & _ENDED) != 0].tolist())
         self._open_episodes = {number: entry for number, entry in episodes.items() if number not in ended}
-        if self._segments and not self._segments[-1].sealed:
-            self._in_active = {entry.episode_id for entry in self._segments[-1].load_episodes()[0]}
+        segments = self._chain.segments
+        if segments and not segments[-1].sealed:
+            self._in_active = {entry.episode_id for entry in segments[-1].load_episodes()[0]}
         return LoadedTable(
             index, [episodes[number] for number in sorted(episodes)], {key: mark[0] for key, mark in self._sessions.items()},
-            self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"],
+            self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"], deleted,
         )  # fmt: skip
+
+    def _find_segments(self) -> list[list[Path]]:
+        """Returns the paths of segments in order of their ids, those of one id from the last compacted to the first."""
+        found: dict[int, list[tuple[int, Path]]] = {}
+        for path in self._path.glob("seg-*"):
+            if name := _NAME.fullmatch(path.name):
+                found.setdefault(int(name[1]), []).append((int(name[2] or 0), path))
+            else:
+                log.error("%s is no segment, and is left alone", path)
+        return [[path for _, path in sorted(found[number], reverse=True)] for number in sorted(found)]
+
+    def _load_newest(self, paths: list[Path]) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]] | None:
+        """Loads the first whole one of segments with the same chunks; removes those after it."""
+        for i, path in enumerate(paths):
+            try:
+                loaded = self._load_segment(path)
+            except ChunkCorruptError as error:
+                self._set_aside(path, error)
+                continue
+            for older in paths[i + 1 :]:
+                self._chain.discard(older)
+            return loaded
+        return None
 
     def _load_segment(self, path: Path) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]]:
         """Opens a segment and takes it into the chain; returns its index, episodes and sessions."""
@@ -126,10 +167,11 @@ class TableStore:
             marks, damaged_marks = segment.load_sessions()
             self._advance(index, segment.meta)
             self._advance_past_damage(index, segment)
+            self._advance(index[:0], {**self._next, **segment.footer})
         except StorageError:
             segment.close()
             raise
-        self._segments.append(segment)
+        self._chain.replace([], [segment])
         if damaged := damaged + damaged_entries + damaged_marks:
             self.damaged_records += damaged
             log.error("segment %s: %d damaged records are left out", path, damaged)
@@ -159,9 +201,6 @@ class TableStore:
         log.error("segment %s cannot be used and is moved to %s: %s", path, target, error)
         self._filesystem.rename(path, target)
 
-    def _renumber(self) -> None:
-        self._first_ids = np.array([int(segment.meta["first_chunk_id"]) for segment in self._segments], np.int64)
-
     def append(
         self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]
     ) -> None:
@@ -188,8 +227,9 @@ class TableStore:
 
     def _active(self) -> Segment:
         """Returns the segment to append to, after sealing a full one and making the next."""
-        if self._segments and not self._segments[-1].sealed:
-            active = self._segments[-1]
+        segments = self._chain.segments
+        if segments and not segments[-1].sealed:
+            active = segments[-1]
             # one that holds no chunk goes on though the marks of many sessions fill it: the next would have the same name
             if not active.full or active.meta["first_chunk_id"] == self._next["first_chunk_id"]:
                 return active
@@ -197,9 +237,7 @@ class TableStore:
         meta = {"format": FORMAT, "table": self._uuid, **self._next}
         path = self._path / f"seg-{self._next['first_chunk_id']:020d}"
         segment = Segment.create(path, self._scratch, self._filesystem, self._segment_bytes, meta, self._recent_sessions())
-        with self._lock:
-            self._segments.append(segment)
-            self._renumber()
+        self._chain.replace([], [segment])
         self._in_active = set()
         return segment
 
@@ -211,59 +249,103 @@ class TableStore:
 
     def read(self, chunk_ids: Array) -> list[bytes | None]:
         """Returns the bytes of chunks, None for one that is gone. One short transaction a segment, in key order."""
-        ids = np.asarray(chunk_ids, np.int64)
-        found: list[bytes | None] = [None] * len(ids)
-        with self._lock:
-            segments, first_ids = list(self._segments), self._first_ids
-        order = np.argsort(ids, kind="stable")
-        owner = np.searchsorted(first_ids, ids[order], side="right") - 1
-        for number in np.unique(owner).tolist():
-            if number < 0:
-                continue
-            places = order[owner == number].tolist()
-            for place, data in zip(places, self._read_segment(segments[number], ids[places].tolist()), strict=True):
-                found[place] = data
-        return found
-
-    def _read_segment(self, segment: Segment, ids: list[int]) -> list[bytes | None]:
-        try:
-            return segment.read(ids)
-        except StorageError as error:
-            if segment not in self._segments:  # removed since the list was taken
-                return [None] * len(ids)
-            log.error("segment %s cannot be read: %s", segment.path, error)
-            return [None] * len(ids)
+        return self._chain.read(np.asarray(chunk_ids, np.int64))
 
     def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
         """Returns an episode's entry: from the segment in which it began, or a later one if that was removed."""
-        with self._lock:
-            segments = list(self._segments)
-        born = bisect.bisect_right([int(segment.meta["next_episode_id"]) for segment in segments], episode_id) - 1
-        found = (segment.read_episode_entry(episode_id) for segment in segments[max(born, 0) :])
-        return next((entry for entry in found if entry is not None), None)
+        return self._chain.read_episode_entry(episode_id)
 
     def remove_before(self, chunk_id: int) -> int:
         """Removes the segments that hold only chunks before `chunk_id`; the disk space returns. Returns how many."""
-        with self._lock:
-            count = max(0, int(np.searchsorted(self._first_ids, chunk_id, side="right")) - 1)
-            gone, self._segments = self._segments[:count], self._segments[count:]
-            self._renumber()
-        for segment in gone:
-            segment.close()
-            self._filesystem.crashpoint("remove.before_rename")
-            target = self._trash / f"{self.name}-{segment.path.name}"
-            try:
-                self._filesystem.rename(segment.path, target)
-                self._filesystem.crashpoint("remove.after_rename")
-                self._filesystem.remove_tree(target)
-            except OSError as error:  # what was appended is durable whatever becomes of old files; a restart tries again
-                log.error("segment %s could not be removed: %s", segment.path, error)
-        return len(gone)
+        return self._chain.remove_before(chunk_id)
+
+    def reclaim(self, live: Array) -> int:
+        """Removes sealed segments without a live chunk, and compacts the emptiest if less than half of its bytes are live.
+
+        Every id in `live`, sorted, stays readable; ids and positions stay as they are. What fails is logged and tried again
+        by the next call. Returns the bytes that the disk got back.
+        """
+        live = np.asarray(live, np.int64)
+        try:
+            plan = make_plan(self._chain.segments, live, lambda segment: segment.path in self._not_compactable)
+        except StorageError as error:
+            log.error("table %s: no space is reclaimed: %s", self.name, error)
+            return 0
+        freed = self._chain.replace(plan.empty, [])
+        return freed if plan.sparse is None else freed + self._compact(plan.sparse, plan)
+
+    def _compact(self, old: Segment, plan: Plan) -> int:
+        first = f"seg-{old.meta['first_chunk_id']:020d}"
+        taken = [int(name[2] or 0) for path in self._path.glob(f"{first}*") if (name := _NAME.fullmatch(path.name))]
+        target = self._path / f"{first}.{max(taken) + 1}"
+        build = self._scratch / f"{self.name}-{target.name}"
+        try:
+            self._raise_format()
+            oldest = build_compacted(old, plan, build, self._filesystem, self._segment_bytes)
+            self._filesystem.crashpoint("compact.built")
+            self._filesystem.rename(build, target)
+            self._filesystem.crashpoint("compact.renamed")
+            new = Segment(target, self._filesystem, self._segment_bytes)
+        except (OSError, ReplayError) as error:
+            log.error("segment %s could not be compacted: %s", old.path, error)
+            if isinstance(error, ChunkCorruptError):
+                self._not_compactable.add(old.path)
+            self._chain.remains |= target.exists()
+            with contextlib.suppress(OSError):
+                self._filesystem.remove_tree(build)
+            return 0
+        new.oldest_episode = oldest
+        return self._chain.replace([old], [new]) - new.used_bytes
+
+    def delete_episodes(self, episode_ids: Sequence[int] | Array) -> None:
+        """Notes, durably, that episodes are deleted: they are not loaded again. Ids that were not given out yet are ignored.
+
+        Raises:
+          CapacityError, StorageError: the disk; whether the episodes are deleted is seen at the next start.
+        """
+        ids = np.asarray(episode_ids, np.int64)
+        oldest = min((segment.oldest_episode for segment in self._chain.segments), default=NO_EPISODE)
+        self._deletions.add(ids[ids < self._next["next_episode_id"]], 0 if self._chain.remains else oldest)
+
+    def write_state(self, name: str, data: bytes) -> None:
+        """Keeps `data`, durably, in place of what had the name before. Raises CapacityError, StorageError."""
+        self._states.write({name: data})
+
+    def write_states(self, states: Mapping[str, bytes]) -> None:
+        """The same for many names: each is replaced whole, but not all at once."""
+        self._states.write(states)
+
+    def read_state(self, name: str) -> bytes | None:
+        """Returns what was written, None if there is nothing, or nothing whole."""
+        return self._states.read(name)
+
+    def state_names(self) -> list[str]:
+        """Returns the names of what was written."""
+        return self._states.names()
+
+    def drop_state(self, name: str) -> None:
+        """Removes what was written, if it is there. Raises StorageError."""
+        self._states.drop(name)
+
+    def copy_to(self, target: Path, states: Mapping[str, bytes]) -> None:
+        """Copies the table, durably, into a new directory, with `states` in place of its own. Nothing may be written meanwhile.
+
+        Raises:
+          OSError, CapacityError, StorageError: the disk.
+        """
+        if not self._loaded:
+            raise StorageError(f"table {self.name}: expected it to be loaded before it is copied")
+        target.mkdir(mode=0o700)
+        for name in ("table.json", *COPIES):
+            if (self._path / name).exists():
+                self._filesystem.copy(self._path / name, target / name)
+        for segment in self._chain.segments:
+            directory = target / segment.path.name
+            directory.mkdir(mode=0o700)
+            segment.copy_to(directory)
+        write_state_files(target / "state", states, self._filesystem)
+        self._filesystem.fsync_directory(target)
 
     def close(self) -> None:
         """Closes all segments."""
-        with self._lock:
-            gone, self._segments = self._segments, []
-            self._renumber()
-        for segment in gone:
-            segment.close()
+        self._chain.close()

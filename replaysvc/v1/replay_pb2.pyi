@@ -1,10 +1,51 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class StackPadding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STACK_PADDING_UNSPECIFIED: _ClassVar[StackPadding]
+    STACK_PADDING_REPEAT: _ClassVar[StackPadding]
+    STACK_PADDING_ZERO: _ClassVar[StackPadding]
+
+class AtEnd(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AT_END_UNSPECIFIED: _ClassVar[AtEnd]
+    AT_END_PAD: _ClassVar[AtEnd]
+    AT_END_SHIFT: _ClassVar[AtEnd]
+    AT_END_DROP: _ClassVar[AtEnd]
+
+class Goal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GOAL_UNSPECIFIED: _ClassVar[Goal]
+    GOAL_FUTURE: _ClassVar[Goal]
+    GOAL_FINAL: _ClassVar[Goal]
+    GOAL_EPISODE: _ClassVar[Goal]
+
+class Terminated(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TERMINATED_UNSPECIFIED: _ClassVar[Terminated]
+    TERMINATED_SUCCESS: _ClassVar[Terminated]
+    TERMINATED_STORED: _ClassVar[Terminated]
+STACK_PADDING_UNSPECIFIED: StackPadding
+STACK_PADDING_REPEAT: StackPadding
+STACK_PADDING_ZERO: StackPadding
+AT_END_UNSPECIFIED: AtEnd
+AT_END_PAD: AtEnd
+AT_END_SHIFT: AtEnd
+AT_END_DROP: AtEnd
+GOAL_UNSPECIFIED: Goal
+GOAL_FUTURE: Goal
+GOAL_FINAL: Goal
+GOAL_EPISODE: Goal
+TERMINATED_UNSPECIFIED: Terminated
+TERMINATED_SUCCESS: Terminated
+TERMINATED_STORED: Terminated
 
 class CreateTableRequest(_message.Message):
     __slots__ = ("name", "signature_json", "config_json", "exist_ok")
@@ -108,29 +149,123 @@ class AppendResponse(_message.Message):
     last_sequence: int
     def __init__(self, last_sequence: _Optional[int] = ...) -> None: ...
 
+class Stack(_message.Message):
+    __slots__ = ("frames", "padding", "columns")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    frames: int
+    padding: StackPadding
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, frames: _Optional[int] = ..., padding: _Optional[_Union[StackPadding, str]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SparseReward(_message.Message):
+    __slots__ = ("threshold", "success", "failure")
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    SUCCESS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    threshold: float
+    success: float
+    failure: float
+    def __init__(self, threshold: _Optional[float] = ..., success: _Optional[float] = ..., failure: _Optional[float] = ...) -> None: ...
+
+class DenseReward(_message.Message):
+    __slots__ = ("scale", "threshold")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    scale: float
+    threshold: float
+    def __init__(self, scale: _Optional[float] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class Her(_message.Message):
+    __slots__ = ("goal", "ratio", "sparse", "dense", "terminated", "achieved", "desired", "open_episodes")
+    GOAL_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    TERMINATED_FIELD_NUMBER: _ClassVar[int]
+    ACHIEVED_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    goal: Goal
+    ratio: float
+    sparse: SparseReward
+    dense: DenseReward
+    terminated: Terminated
+    achieved: str
+    desired: str
+    open_episodes: bool
+    def __init__(self, goal: _Optional[_Union[Goal, str]] = ..., ratio: _Optional[float] = ..., sparse: _Optional[_Union[SparseReward, _Mapping]] = ..., dense: _Optional[_Union[DenseReward, _Mapping]] = ..., terminated: _Optional[_Union[Terminated, str]] = ..., achieved: _Optional[str] = ..., desired: _Optional[str] = ..., open_episodes: bool = ...) -> None: ...
+
 class Transitions(_message.Message):
-    __slots__ = ("n_step", "gamma")
+    __slots__ = ("n_step", "gamma", "stack", "her")
     N_STEP_FIELD_NUMBER: _ClassVar[int]
     GAMMA_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    HER_FIELD_NUMBER: _ClassVar[int]
     n_step: int
     gamma: float
-    def __init__(self, n_step: _Optional[int] = ..., gamma: _Optional[float] = ...) -> None: ...
+    stack: Stack
+    her: Her
+    def __init__(self, n_step: _Optional[int] = ..., gamma: _Optional[float] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
+
+class Sequences(_message.Message):
+    __slots__ = ("length", "burn_in", "period", "at_end", "n_step", "gamma", "stack", "state", "her")
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    BURN_IN_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    AT_END_FIELD_NUMBER: _ClassVar[int]
+    N_STEP_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HER_FIELD_NUMBER: _ClassVar[int]
+    length: int
+    burn_in: int
+    period: int
+    at_end: AtEnd
+    n_step: int
+    gamma: float
+    stack: Stack
+    state: _containers.RepeatedScalarFieldContainer[str]
+    her: Her
+    def __init__(self, length: _Optional[int] = ..., burn_in: _Optional[int] = ..., period: _Optional[int] = ..., at_end: _Optional[_Union[AtEnd, str]] = ..., n_step: _Optional[int] = ..., gamma: _Optional[float] = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., state: _Optional[_Iterable[str]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
+
+class Episodes(_message.Message):
+    __slots__ = ("max_steps", "gamma", "open_episodes", "stack", "her")
+    MAX_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    HER_FIELD_NUMBER: _ClassVar[int]
+    max_steps: int
+    gamma: float
+    open_episodes: bool
+    stack: Stack
+    her: Her
+    def __init__(self, max_steps: _Optional[int] = ..., gamma: _Optional[float] = ..., open_episodes: bool = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions")
+    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     TRANSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
     table: str
     batch_size: int
     sampler: str
     seed: int
     timeout_s: float
     transitions: Transitions
-    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ...) -> None: ...
+    sequences: Sequences
+    episodes: Episodes
+    beta: float
+    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ...) -> None: ...
 
 class ColumnHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at")
@@ -173,6 +308,52 @@ class SampleResponse(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[Column]
     def __init__(self, columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
+
+class UpdatePrioritiesRequest(_message.Message):
+    __slots__ = ("table", "sampler", "positions", "priorities")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    sampler: str
+    positions: bytes
+    priorities: bytes
+    def __init__(self, table: _Optional[str] = ..., sampler: _Optional[str] = ..., positions: _Optional[bytes] = ..., priorities: _Optional[bytes] = ...) -> None: ...
+
+class UpdatePrioritiesResponse(_message.Message):
+    __slots__ = ("applied", "ignored")
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
+    applied: int
+    ignored: int
+    def __init__(self, applied: _Optional[int] = ..., ignored: _Optional[int] = ...) -> None: ...
+
+class SetLimiterRequest(_message.Message):
+    __slots__ = ("table", "limiter_json")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LIMITER_JSON_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    limiter_json: str
+    def __init__(self, table: _Optional[str] = ..., limiter_json: _Optional[str] = ...) -> None: ...
+
+class SetLimiterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DeleteEpisodesRequest(_message.Message):
+    __slots__ = ("table", "episode_ids")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    episode_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, table: _Optional[str] = ..., episode_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DeleteEpisodesResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class TableStatsRequest(_message.Message):
     __slots__ = ("table",)
@@ -280,3 +461,13 @@ class GetParamsResponse(_message.Message):
     version: int
     piece: bytes
     def __init__(self, version: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -69,6 +69,21 @@ class ReplayServiceStub(object):
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.SampleRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SampleResponse.FromString,
                 _registered_method=True)
+        self.UpdatePriorities = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/UpdatePriorities',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.FromString,
+                _registered_method=True)
+        self.SetLimiter = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/SetLimiter',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterResponse.FromString,
+                _registered_method=True)
+        self.DeleteEpisodes = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/DeleteEpisodes',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesResponse.FromString,
+                _registered_method=True)
         self.TableStats = channel.unary_unary(
                 '/replaysvc.v1.ReplayService/TableStats',
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsRequest.SerializeToString,
@@ -93,6 +108,11 @@ class ReplayServiceStub(object):
                 '/replaysvc.v1.ReplayService/GetParams',
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/Snapshot',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
 
 
@@ -144,6 +164,27 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdatePriorities(self, request, context):
+        """Gives items new priorities. All or, if one of them is refused, none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetLimiter(self, request, context):
+        """Puts another limiter in the place of a table's, durably; who waits is asked anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteEpisodes(self, request, context):
+        """Deletes closed episodes, durably; they are never drawn again. All or, if one of them is open, none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TableStats(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,6 +213,13 @@ class ReplayServiceServicer(object):
 
     def GetParams(self, request, context):
         """An empty stream: nothing newer than asked for. Otherwise every message carries the version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Copies the store as it is now into the server's directory of snapshots, and answers when the copy is durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -215,6 +263,21 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SampleRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.SampleResponse.SerializeToString,
             ),
+            'UpdatePriorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdatePriorities,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.SerializeToString,
+            ),
+            'SetLimiter': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetLimiter,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterResponse.SerializeToString,
+            ),
+            'DeleteEpisodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteEpisodes,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesResponse.SerializeToString,
+            ),
             'TableStats': grpc.unary_unary_rpc_method_handler(
                     servicer.TableStats,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsRequest.FromString,
@@ -239,6 +302,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.GetParams,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -441,6 +509,87 @@ class ReplayService(object):
             _registered_method=True)
 
     @staticmethod
+    def UpdatePriorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/UpdatePriorities',
+            replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.UpdatePrioritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetLimiter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/SetLimiter',
+            replaysvc_dot_v1_dot_replay__pb2.SetLimiterRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.SetLimiterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteEpisodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/DeleteEpisodes',
+            replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def TableStats(request,
             target,
             options=(),
@@ -565,6 +714,33 @@ class ReplayService(object):
             '/replaysvc.v1.ReplayService/GetParams',
             replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.SerializeToString,
             replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/Snapshot',
+            replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

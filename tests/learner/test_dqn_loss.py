@@ -24,6 +24,7 @@ def one(reward: float, discount: float, *, observation: int = 0, next_observatio
     return {
         "observation": torch.tensor([[float(observation)]]), "action": torch.tensor([action]), "reward": torch.tensor([reward]),
         "next_observation": torch.tensor([[float(next_observation)]]), "discount": torch.tensor([discount]),
+        "importance_weight": torch.tensor([1.0]),
     }  # fmt: skip
 
 
@@ -52,6 +53,16 @@ def test_loss_is_quadratic_within_one_and_linear_beyond():
     small, _ = td_loss(network, network, one(0.5, 0.0))
     large, _ = td_loss(network, network, one(-3.0, 0.0))
     assert (small.item(), large.item()) == (0.125, 2.5)
+
+
+def test_importance_weights_multiply_each_items_loss_and_no_td_error():
+    """Losses 0.125 and 2.5 as above, with weights 1 and 0.25: (0.125 + 0.625) / 2."""
+    network = Lookup((0.0, 0.0), (0.0, 0.0))
+    small, large = one(0.5, 0.0), one(-3.0, 0.0)
+    batch = {name: torch.cat([small[name], large[name]]) for name in small}
+    loss, td_errors = td_loss(network, network, batch | {"importance_weight": torch.tensor([1.0, 0.25])})
+    assert loss.item() == 0.375
+    assert td_errors.tolist() == [0.5, -3.0]
 
 
 def test_loss_moves_the_value_of_the_action_taken_and_nothing_else():

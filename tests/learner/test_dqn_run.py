@@ -11,13 +11,13 @@ import torch
 from dqn.actor import Policy, act
 from dqn.config import Config
 from dqn.episodes import EpisodeRecorder, autoreset_mode
-from dqn.evaluator import evaluate, evaluation_seeds, greedy_returns
+from dqn.evaluator import Outcome, evaluate, evaluation_seeds, greedy_episodes
 from dqn.learner import Trainer, is_solved, learn
 from dqn.rundir import Evaluation, LearnerMetrics, Metrics, RunDirectory, TrainEpisode
 from dqn.task import make_envs, make_network, make_table
 from dqn.watch import Watch
 from replaysvc import Transitions
-from tests.learner.toys import CHAIN, small_config
+from tests.learner.toys import small_config
 
 
 def fill(replay, config, steps, *, rng):
@@ -42,11 +42,11 @@ def test_learner_improves_on_the_chain(replay, config):
     table = fill(replay, config, 400, rng=np.random.default_rng(0))
     trainer = Trainer.create(config)
     seeds = evaluation_seeds(config, 0)
-    before = greedy_returns(trainer.network, CHAIN, seeds).mean()
+    before = [outcome.return_ for outcome in greedy_episodes(trainer.network, config, seeds)]
     for i in range(150):
         trainer.update(table.sample(config.batch_size, Transitions(n_step=config.n_step, gamma=config.gamma), seed=i))
-    assert before < 1.0
-    assert greedy_returns(trainer.network, CHAIN, seeds).tolist() == [1.0] * len(seeds)
+    assert sum(before) < len(seeds)
+    assert greedy_episodes(trainer.network, config, seeds) == [Outcome(1.0, None)] * len(seeds)
 
 
 def test_values_of_the_chain_are_powers_of_gamma(replay, config):

@@ -22,7 +22,7 @@ class Sink:
         self.chunks = []
         self._episodes = 0
 
-    def put(self, chunk, *, wait):
+    def put(self, chunk, *, wait, limit_timeout_s):
         self.chunks.append(chunk)
 
     def flush(self, timeout_s):

@@ -24,7 +24,7 @@ SIGNATURE = Signature(
     FieldSpec("action", (2,), np.float32),
     done=FieldSpec("done", (), np.bool_),
 )
-DECLARED = {name: np.dtype(np.float32) for name in ("observation/x", "next_observation/x")}
+SPECS = {name: FieldSpec("x", (3,), np.float32) for name in ("observation/x", "next_observation/x")}
 PLAIN = {
     "reward": np.float32, "discount": np.float32, "terminated": np.bool_, "truncated": np.bool_, "positions": np.int64,
     "episode_id": np.int64, "t": np.int64, "probability": np.float64, "importance_weight": np.float32, "age_s": np.float32,
@@ -62,7 +62,7 @@ def same(a, b):
 
 
 def test_frame_returns_what_was_encoded():
-    decoded = decode_frame(encode_frame(columns()), DECLARED)
+    decoded = decode_frame(encode_frame(columns()), SPECS)
     assert list(decoded) == [column.name for column in columns()]
     for column in columns():
         found = decoded[column.name]
@@ -77,20 +77,21 @@ def test_frame_returns_what_was_encoded():
 @settings(max_examples=60, deadline=None)
 def test_frames_of_any_columns_return_what_was_encoded(data):
     rows = data.draw(st.integers(0, 40))
-    made, declared = [], {}
+    made, specs = [], {}
     for i in range(data.draw(st.integers(0, 6))):
         dtype = data.draw(st.sampled_from(DTYPES))
         shape = (rows, *data.draw(st.lists(st.integers(0, 4), max_size=3)))
         count = int(np.prod(shape)) * dtype.itemsize
         raw = np.frombuffer(data.draw(st.binary(min_size=count, max_size=count)), np.uint8)
         values = (raw & 1).view(dtype) if dtype.kind == "b" else raw.view(dtype)
-        rows_with_offsets = data.draw(st.integers(0, rows))
+        own = shape[data.draw(st.integers(1, len(shape))) :]  # the field's own axes, after one or more leading ones
+        rows_with_offsets = data.draw(st.integers(0, int(np.prod(shape[: len(shape) - len(own)]))))
         offsets = (None, None)
         if dtype == np.float16 and rows_with_offsets:
-            declared[f"c{i}"] = np.dtype(np.float64)
-            offsets = (np.arange(rows_with_offsets, dtype=np.uint32), np.ones((rows_with_offsets, *shape[1:])))
+            specs[f"c{i}"] = FieldSpec("c", own, np.float64)
+            offsets = (np.arange(rows_with_offsets, dtype=np.uint32), np.ones((rows_with_offsets, *own)))
         made.append(BatchColumn(f"c{i}", values.reshape(shape), *offsets))
-    decoded = decode_frame(encode_frame(made), declared)
+    decoded = decode_frame(encode_frame(made), specs)
     assert list(decoded) == [column.name for column in made]
     for column in made:
         assert same(decoded[column.name].values, column.values)
@@ -101,7 +102,7 @@ def test_frames_of_any_columns_return_what_was_encoded(data):
 def test_columns_are_aligned_and_belong_to_the_caller():
     frame = encode_frame(columns())
     before = bytes(frame)
-    decoded = decode_frame(frame, DECLARED)
+    decoded = decode_frame(frame, SPECS)
     for column in decoded.values():
         column.values[...] = 0
     assert frame == before
@@ -136,7 +137,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_frame_is_refused(name):
     with pytest.raises(ChunkCorruptError):
-        decode_frame(HOSTILE[name], DECLARED)
+        decode_frame(HOSTILE[name], SPECS)
 
 
 def replaced(name, **change):
@@ -167,7 +168,7 @@ SLOTS = ("name", "values", "offset_rows", "offset_values")
 )
 def test_batch_that_does_not_fit_the_signature_is_refused(name, change):
     with pytest.raises(ChunkCorruptError, match="batch"):
-        assemble(SIGNATURE, replaced(name, **change))
+        assemble(SIGNATURE, Transitions(), replaced(name, **change))
 
 
 @pytest.mark.parametrize("name", [column.name for column in columns()])
@@ -175,11 +176,11 @@ def test_batch_without_one_of_its_columns_is_refused(name):
     made = replaced(name)
     del made[name]
     with pytest.raises(ChunkCorruptError, match=f"column {name} is missing"):
-        assemble(SIGNATURE, made)
+        assemble(SIGNATURE, Transitions(), made)
 
 
 def test_batch_is_widened_around_its_offsets():
-    batch = assemble(SIGNATURE, decode_frame(encode_frame(columns()), DECLARED))
+    batch = assemble(SIGNATURE, Transitions(), decode_frame(encode_frame(columns()), SPECS))
     stored = {column.name: column.values for column in columns()}
     assert batch.observation["x"].dtype == np.float32
     expected = stored["observation/x"].astype(np.float32)
@@ -206,7 +207,7 @@ def test_mutated_frame_gives_a_batch_or_is_refused(data):
         if not head:
             break
     try:
-        batch = assemble(SIGNATURE, decode_frame(bytes(frame), DECLARED))
+        batch = assemble(SIGNATURE, Transitions(), decode_frame(bytes(frame), SPECS))
     except ChunkCorruptError:
         return
     assert batch.observation["x"].shape == (len(batch), 3)
@@ -217,11 +218,11 @@ def test_mutated_frame_gives_a_batch_or_is_refused(data):
 @settings(max_examples=200, deadline=None)
 def test_random_bytes_are_no_frame(frame):
     try:
-        decoded = decode_frame(frame, DECLARED)
+        decoded = decode_frame(frame, SPECS)
     except ChunkCorruptError:
         return
     with pytest.raises(ChunkCorruptError):
-        assemble(SIGNATURE, decoded)
+        assemble(SIGNATURE, Transitions(), decoded)
 
 
 @pytest.fixture
@@ -253,9 +254,9 @@ def test_protobuf_sample_returns_the_same_batch_as_the_frame(replay, stub, what)
         rows = offsets = None
         if column.header.offset_count:
             rows = np.frombuffer(column.offset_rows, np.uint32)
-            offsets = np.frombuffer(column.offset_values, DECLARED[column.header.name]).reshape(len(rows), *shape[1:])
+            offsets = np.frombuffer(column.offset_values, np.float32).reshape(len(rows), 3)
         plain[column.header.name] = BatchColumn(column.header.name, values, rows, offsets)
-    found, expected = assemble(SIGNATURE, plain), table.sample(64, what, seed=9)
+    found, expected = assemble(SIGNATURE, what, plain), table.sample(64, what, seed=9)
     for name, value in expected.asdict().items():
         if name == "age_s":
             continue
@@ -265,7 +266,7 @@ def test_protobuf_sample_returns_the_same_batch_as_the_frame(replay, stub, what)
 
 
 def test_messages_and_frames_carry_the_same_bytes():
-    decoded = decode_frame(encode_frame(columns()), DECLARED)
+    decoded = decode_frame(encode_frame(columns()), SPECS)
     response = encode_message(columns())
     assert any(column.header.offset_count for column in response.columns)
     for column in response.columns:

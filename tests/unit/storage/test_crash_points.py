@@ -53,6 +53,8 @@ class Acknowledged:
         self.removed_before = 0
         self.params = -1
         self.deleted = False
+        self.episode_deleted = self.reclaimed = False
+        self.state = -1
 
 
 def look_at(table, known):
@@ -73,6 +75,39 @@ def look_at(table, known):
     assert (loaded.next_position, loaded.next_episode_id) == (4 * stop, -(-stop // 3))
     assert (table.quarantined_segments, table.damaged_records) == (0, 0)
     return stop
+
+
+def look_at_sparse(table, known):
+    """The same for a table of which episode 1 is deleted, and of the others only chunks 2, 6 and 7 are kept."""
+    loaded = table.load()
+    ids, stop = loaded.index["chunk_id"].tolist(), loaded.next_chunk_id
+    everything = list(range(stop))
+    kept = [k for k in everything if not 3 <= k < 6]
+    allowed = [[2, 6, 7]] if known.reclaimed else [kept, [2, 6, 7]] if known.episode_deleted else [everything, kept]
+    assert ids in allowed
+    assert loaded.index.tolist() == [index(k, k + 1, BIG).tolist()[0] for k in ids]
+    assert table.read(np.array(ids)) == [chunk(k, BIG) for k in ids]
+    assert [e.episode_id for e in loaded.episodes] == sorted({k // 3 for k in ids})
+    assert (loaded.next_position, loaded.next_episode_id) == (4 * stop, -(-stop // 3))
+    assert (table.quarantined_segments, table.damaged_records) == (0, 0)
+    for name in table.state_names():
+        assert table.read_state(name) in (b"%d" % known.state, b"%d" % (known.state + 1))
+    assert known.state < 0 or table.state_names() == ["one", "other"]
+    return stop
+
+
+def live_sparse(store, known):
+    """The life of a table in which things are deleted."""
+    table = store.tables().get("sparse") or store.create_table("sparse", {}, segment_bytes=SMALL_SEGMENT)
+    for k in range(look_at_sparse(table, known), CHUNKS):
+        append(table, k, k + 1, size=BIG)
+    for number in range(known.state + 1, 2):
+        table.write_states({"one": b"%d" % number, "other": b"%d" % number})
+        known.state = number
+    table.delete_episodes([1])
+    known.episode_deleted = True
+    table.reclaim(np.array([2, 6, 7]))
+    known.reclaimed = True
 
 
 def live(path, known, filesystem):
@@ -101,8 +136,15 @@ def live(path, known, filesystem):
                 append(other, 0, 1)
             store.delete_table("gone")
             known.deleted = True
+        live_sparse(store, known)
+        if not copy_of(path).exists():
+            store.snapshot(copy_of(path), {"sparse": {"one": b"1", "other": b"1"}})
     finally:
         store.close()
+
+
+def copy_of(path):
+    return path.with_name(f"{path.name} copy")
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +157,11 @@ def seen(tmp_path_factory):
 
 def test_life_of_a_store_comes_to_every_crash_point(seen):
     assert set(seen) == set(CRASH_POINTS)
-    assert seen["append.after_commit"] == CHUNKS + 1
-    assert (seen["segment.renamed"], seen["seal.reopened"], seen["remove.after_rename"]) == (4, 2, 2)
-    assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (2, 1, 3)
+    assert seen["append.after_commit"] == 2 * CHUNKS + 2  # one in the table that is deleted, one when a segment is compacted
+    assert (seen["segment.renamed"], seen["seal.reopened"], seen["remove.after_rename"]) == (7, 5, 4)
+    assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (3, 1, 3)
+    assert (seen["state.written"], seen["state.renamed"], seen["deletion.copied"]) == (2, 4, 1)
+    assert (seen["format.renamed"], seen["compact.renamed"], seen["snapshot.renamed"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
@@ -126,14 +170,24 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
         path, known = tmp_path / f"store{occurrence}", Acknowledged()
         with pytest.raises(Ended, match=point):
             live(path, known, Ending(point, occurrence))
+        assert point.startswith("snapshot") or not copy_of(path).exists()
         live(path, known, Filesystem())
-        assert (known.chunks, known.params, known.deleted) == (CHUNKS, 2, True)
-        store = open_store(path)
-        assert look_at(store.tables()["t"], known) == CHUNKS
-        assert set(store.tables()) == {"t"}
-        assert [segment.name for segment in segments(path)] == ["seg-00000000000000000006"]
-        assert [list((path / name).iterdir()) for name in ("tmp", "trash", "quarantine")] == [[], [], []]
-        store.close()
+        assert (known.chunks, known.params, known.deleted, known.state) == (CHUNKS, 2, True, 1)
+        for place in (path, copy_of(path)):
+            store = open_store(place)
+            assert look_at(store.tables()["t"], known) == CHUNKS
+            assert look_at_sparse(store.tables()["sparse"], known) == CHUNKS
+            assert set(store.tables()) == {"t", "sparse"}
+            assert store.get_params("policy") == (2, b"weights 2")
+            assert [segment.name for segment in segments(place)] == ["seg-00000000000000000006"]
+            assert [segment.name for segment in sorted((place / "tables" / "sparse").glob("seg-*"))] == [
+                "seg-00000000000000000000.1",
+                "seg-00000000000000000006",
+            ]
+            assert [list((place / name).iterdir()) for name in ("tmp", "trash", "quarantine")] == [[], [], []]
+            store.close()
+        left = {file.name for file in tmp_path.iterdir()} - {path.name, copy_of(path).name}
+        assert all(name.startswith((f"{copy_of(path).name}.tmp-", "store")) for name in left)
 
 
 def test_process_that_ends_again_and_again_gets_on(tmp_path):

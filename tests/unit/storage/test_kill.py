@@ -144,8 +144,8 @@ def flags_of(path):
     """The syncing flags of each segment that a table has open: two sealed ones and one that is written to."""
     store, table = make_table(path)
     append_each(table, 0, 7)
-    flags = [opened._environment.flags() for opened in table._segments]
-    sealed = [opened.sealed for opened in table._segments]
+    flags = [opened._environment.flags() for opened in table._chain.segments]
+    sealed = [opened.sealed for opened in table._chain.segments]
     store.close()
     assert sealed == [True, True, False]
     return flags

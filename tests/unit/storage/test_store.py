@@ -73,17 +73,17 @@ def test_store_of_a_newer_format_is_refused_untouched(path):
     store, table = make_table(path)
     append(table, 0, 3)
     store.close()
-    (path / "FORMAT").write_text(json.dumps({"format": 3, "min_reader": 2}))
+    (path / "FORMAT").write_text(json.dumps({"format": 4, "min_reader": 3}))
     (path / "LOCK").unlink()
     before = look(path)
-    with pytest.raises(FormatVersionError, match="expected format version 1, found 3"):
+    with pytest.raises(FormatVersionError, match="expected format version 2, found 4"):
         open_store(path)
     assert look(path) == before
 
 
 def test_store_of_a_newer_format_that_this_release_can_read_is_opened(path):
     open_store(path).close()
-    (path / "FORMAT").write_text(json.dumps({"format": 2, "min_reader": 1, "new": "things"}))
+    (path / "FORMAT").write_text(json.dumps({"format": 3, "min_reader": 1, "new": "things"}))
     open_store(path).close()
 
 

@@ -1,0 +1,67 @@
+"""What the parts of a table share: the one lock, and all that it guards."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from replaysvc.cache import Cache
+from replaysvc.codec import ChunkDecoder, DecodedChunk
+from replaysvc.config import TableConfig
+from replaysvc.drawing import Samplers
+from replaysvc.errors import ReplayError
+from replaysvc.limiter import LimiterState
+from replaysvc.spec import Signature
+from replaysvc.staging import EpisodeName, OpenEpisode
+from replaysvc.storage import TableStore
+from replaysvc.table_index import TableIndex
+
+_COUNTS = (
+    "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses", "updates", "ignored_updates", "deleted_episodes",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Core:
+    """The state of one table. `changed` is held around every use of what stands below it, and notified when that may let
+    somebody go on who waits."""
+
+    name: str
+    signature: Signature
+    config: TableConfig
+    store: TableStore
+    decoder: ChunkDecoder
+    clock: Callable[[], float]
+    changed: threading.Condition
+    index: TableIndex
+    cache: Cache
+    samplers: Samplers
+    limiter: LimiterState
+    rng: np.random.Generator
+    open_episodes: dict[EpisodeName, OpenEpisode]
+    next_episode_id: int
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    closed: ReplayError | None = None
+
+    def check_open(self) -> None:
+        """Raises why the table is closed, if it is."""
+        if self.closed is not None:
+            raise type(self.closed)(str(self.closed))
+
+    def cache_chunk(self, ring: int, row: int, chunk: DecodedChunk) -> None:
+        """Puts a decoded chunk into the cache."""
+        if not self.cache.fits(chunk.columns):
+            self.cache.widen_for(chunk.columns)
+            self.index.forget_locations()
+        place = self.cache.insert(ring, row, chunk.columns, chunk.header.info.n_steps)
+        if place is not None:
+            location, slot, overwritten = place
+            self.index.note_cached(row, location, slot, overwritten)
+
+    def mark_dead(self, row: int) -> bool:
+        """Leaves a chunk that cannot be read out of everything from now on; returns whether that is news."""
+        if not self.index.mark_dead(row):
+            return False
+        self.samplers.take_out(np.array([row]), self.index.field("episode_id", [row]))
+        return True

@@ -1,0 +1,329 @@
+"""The samplers of a table, and the sets of items that they draw from.
+
+A set of items is made when a request first asks for its kind, from the whole index, and kept up to date from then on; the
+least recently used ones are given up. A prioritized sampler keeps one priority for each step; for items other than steps it
+has a second sum tree over those alone, made when first asked for. Not thread-safe: the table's lock is held around every call.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from replaysvc.errors import ConfigurationError, InvalidRequestError
+from replaysvc.items import STEPS, ItemSet, Kind, StepSet, kind_of
+from replaysvc.options import EpisodeUniform, Fifo, Lifo, Prioritized, Recency, Sampler, WeightNorm
+from replaysvc.requests import Episodes, Sequences, Window
+from replaysvc.selectors import (
+    Drawn,
+    Priorities,
+    Queue,
+    SumTree,
+    check_priorities,
+    deduplicate_last,
+    draw_prioritized,
+    draw_recent,
+    draw_uniform,
+    importance_weights,
+    largest_weight,
+)
+from replaysvc.table_index import Added, TableIndex
+from replaysvc.types import Array, UpdateCounts
+
+BLOCK = 1 << 16  # positions whose priorities are saved together
+_MOST_SETS = 8  # kinds of items other than steps that are kept at once
+
+
+class Picked(NamedTuple):
+    """Drawn items: positions int64 [B], the probability of each at its draw float64 [B], importance weights float32 [B]."""
+
+    positions: Array
+    probability: Array
+    weights: Array
+
+
+class Samplers:
+    """All samplers of one table."""
+
+    def __init__(self, options: Mapping[str, Sampler], index: TableIndex) -> None:
+        self.options, self._index = dict(options), index
+        self.steps = StepSet(index)
+        self._sets: OrderedDict[Kind, ItemSet] = OrderedDict()
+        self.priorities = {name: Priorities(o) for name, o in self.options.items() if isinstance(o, Prioritized)}
+        self._trees: dict[tuple[str, Kind], SumTree] = {}
+        self.queues: dict[str, tuple[Kind, Queue]] = {}
+        self._changed: dict[str, set[int]] = {name: set() for name in self.priorities}  # blocks to save
+        for start, stop in index.runs():
+            for priorities in self.priorities.values():
+                priorities.insert(start, stop, None)
+
+    # -- drawing ------------------------------------------------------------------------------------------------------
+
+    def waiting_for(self, name: str, what: Window, count: int) -> str:
+        """Returns why `count` items cannot be drawn now, "" if they can.
+
+        Raises:
+          InvalidRequestError: no such sampler, or a queue that hands out another kind of window.
+        """
+        options = self._options(name)
+        if isinstance(options, Fifo | Lifo):
+            available = self._queue(name, what).available
+            return "" if available >= count else f"{available:,} of {count:,} items in the queue {name}"
+        items = self._items(kind_of(what))
+        if not items.size:
+            return self._why_none(what)
+        if isinstance(options, Prioritized) and not self._tree(name, items.kind).total:
+            return f"every priority of sampler {name} is 0, which means never drawn"
+        return ""
+
+    def draw(self, name: str, what: Window, rng: np.random.Generator, count: int, beta: float | None) -> Picked:
+        """Draws items, with replacement but for queues; `waiting_for` has said that there are enough.
+
+        Raises:
+          InvalidRequestError: `beta` given to a sampler that has no weights.
+        """
+        options = self._options(name)
+        if beta is not None and not isinstance(options, Prioritized):
+            raise InvalidRequestError(f"beta: expected none for sampler {name}, which is not prioritized, found {beta:g}")
+        if isinstance(options, Fifo | Lifo):
+            ones = np.ones(count)
+            return Picked(self._queue(name, what).draw(count), ones, ones.astype(np.float32))
+        items = self._items(kind_of(what))
+        if isinstance(options, Prioritized):
+            tree = self._tree(name, items.kind)
+            drawn = draw_prioritized(rng, count, tree)
+            return Picked(*drawn, self._weigh(options, tree, drawn, items.size, options.beta if beta is None else beta))
+        if isinstance(options, EpisodeUniform):
+            drawn = self._set(items.kind).draw_by_episode(rng, count)
+        elif isinstance(options, Recency):
+            drawn = draw_recent(rng, count, items, options.half_life)
+        else:
+            drawn = draw_uniform(rng, count, items)
+        return Picked(*drawn, np.ones(count, np.float32))
+
+    @staticmethod
+    def _weigh(options: Prioritized, tree: SumTree, drawn: Drawn, size: int, beta: float) -> Array:
+        table = options.norm is WeightNorm.TABLE
+        largest = largest_weight(tree.smallest(), tree.total, size, beta) if table else None
+        return importance_weights(drawn.probability, size, beta, largest)
+
+    def _norm(self, name: str) -> WeightNorm:
+        options = self.options[name]
+        assert isinstance(options, Prioritized)
+        return options.norm
+
+    def give_back(self, name: str, what: Window, positions: Array) -> None:
+        """Takes items back into a queue that could not be read after all, so that they are handed out later."""
+        if isinstance(self._options(name), Fifo | Lifo):
+            self._queue(name, what).insert(positions)
+
+    def is_queue(self, name: str) -> bool:
+        """Returns whether a sampler hands out each item a limited number of times. Raises InvalidRequestError."""
+        return isinstance(self._options(name), Fifo | Lifo)
+
+    def _options(self, name: str) -> Sampler:
+        if name not in self.options:
+            raise InvalidRequestError(f"sampler: expected one of {sorted(self.options)}, found {name!r}")
+        return self.options[name]
+
+    def _why_none(self, what: Window) -> str:
+        index = self._index
+        _, lengths, closed = index.episode_state(index.episode_ids())
+        if not lengths.size:
+            return f"{index.live_steps:,} of 1 steps"
+        closed_only = (what.her is not None and not what.her.open_episodes) or (
+            isinstance(what, Episodes) and not what.open_episodes
+        )
+        if closed_only and not closed.any():
+            return f"no finished episode among {lengths.size:,} (open_episodes=True takes unfinished ones, too)"
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        if isinstance(what, Episodes):
+            return f"no whole episode of at most {what.max_steps:,} steps; the shortest of {lengths.size:,} has {shortest:,}"
+        if isinstance(what, Sequences):
+            return f"no sequence of {what.length:,} steps; the longest of {lengths.size:,} episodes has {longest:,}"
+        return f"none of {index.live_steps:,} steps can be drawn"
+
+    # -- items --------------------------------------------------------------------------------------------------------
+
+    def _items(self, kind: Kind) -> ItemSet | StepSet:
+        return self.steps if kind == STEPS else self._set(kind)
+
+    def _set(self, kind: Kind) -> ItemSet:
+        if kind not in self._sets:
+            self._sets[kind] = ItemSet(kind, self._index)
+            bound = {bound for bound, _ in self.queues.values()}
+            unbound = [known for known in self._sets if known not in bound and known != kind]
+            for old in unbound[: max(0, len(unbound) + 1 - _MOST_SETS)]:
+                del self._sets[old]
+                self._trees = {key: tree for key, tree in self._trees.items() if key[1] != old}
+        self._sets.move_to_end(kind)
+        return self._sets[kind]
+
+    def _tree(self, name: str, kind: Kind) -> SumTree:
+        """Returns the sum tree over the items of one kind, of a prioritized sampler."""
+        priorities = self.priorities[name]
+        if kind == STEPS:
+            return priorities.tree
+        key = (name, kind)
+        items = self._set(kind)
+        if key not in self._trees:
+            tree = SumTree(extremes=self._norm(name) is WeightNorm.TABLE)
+            tree.grow(self._index.head, start=self._index.tail)
+            positions = items.positions()
+            tree.set(positions, priorities.leaves(positions))
+            self._trees[key] = tree
+        return self._trees[key]
+
+    def _queue(self, name: str, what: Window) -> Queue:
+        """Returns the queue of a sampler, which its first request has bound to a kind of window."""
+        kind = kind_of(what, complete=True)
+        if name not in self.queues:
+            options = self.options[name]
+            assert isinstance(options, Fifo | Lifo)
+            queue = Queue(options.max_times_sampled, newest_first=isinstance(options, Lifo))
+            queue.insert(np.sort(self._set(kind).positions()))
+            self.queues[name] = kind, queue
+        bound, queue = self.queues[name]
+        if bound != kind:
+            raise InvalidRequestError(
+                f"sampler {name}: expected the kind of window that this queue hands out ({bound.words}), found {kind.words}"
+            )
+        return queue
+
+    # -- keeping up ---------------------------------------------------------------------------------------------------
+
+    def insert(self, added: Added, initial: Mapping[str, Array]) -> None:
+        """Takes in what an append added; `initial` has the new steps' priorities where the writer gave any, by sampler."""
+        index = self._index
+        start = int(index.field("position", [added.rows.start])[0])
+        self.steps.insert(start, index.head)
+        for name, priorities in self.priorities.items():
+            priorities.insert(start, index.head, initial.get(name))
+            self._changed[name].update(range(start // BLOCK, (index.head - 1) // BLOCK + 1))
+        for kind, items in self._sets.items():
+            changed = items.add(added)
+            for (name, of), tree in self._trees.items():
+                if of == kind:
+                    tree.grow(index.head, start=index.tail)
+                    if changed.added.size:
+                        tree.set(changed.added, self.priorities[name].leaves(changed.added))
+                    if changed.removed.size:
+                        tree.set(changed.removed, np.zeros(changed.removed.size))
+            for of, queue in self.queues.values():
+                if of == kind and changed.added.size:
+                    queue.insert(np.sort(changed.added))
+
+    def remove_before(self, tail: int, touched: Array) -> None:
+        """Forgets the steps before `tail`, the index's new one; `touched`: ids of the episodes that lost steps."""
+        self.steps.remove_before(tail)
+        for priorities in self.priorities.values():
+            priorities.remove_before(tail)
+        for items in self._sets.values():
+            items.trim(touched)
+        for tree in self._trees.values():
+            tree.remove_before(tail)
+        for _, queue in self.queues.values():
+            queue.remove_before(tail)
+
+    def take_out(self, rows: Array, touched: Array) -> None:
+        """Forgets chunks, wherever they stand, that cannot be drawn any more."""
+        index = self._index
+        starts, n_steps = index.field("position", rows), index.field("n_steps", rows)
+        shift = np.repeat(starts - (np.cumsum(n_steps) - n_steps), n_steps)
+        positions = shift + np.arange(len(shift))
+        positions = positions[positions >= index.tail]
+        for start, stop in zip(starts.tolist(), (starts + n_steps).tolist(), strict=True):
+            self.steps.remove(max(start, index.tail), max(stop, index.tail))
+        for priorities in self.priorities.values():
+            priorities.remove(positions)
+        for kind, items in self._sets.items():
+            removed = items.take_out(rows, touched)
+            for (_, of), tree in self._trees.items():
+                if of == kind and removed.size:
+                    tree.set(removed, np.zeros(removed.size))
+            for of, queue in self.queues.values():
+                if of == kind:
+                    queue.remove(removed)
+
+    # -- priorities ---------------------------------------------------------------------------------------------------
+
+    def update(self, name: str, positions: Array, priorities: Array) -> UpdateCounts:
+        """Sets priorities; positions that are not in the table are ignored, of repeated ones the last holds.
+
+        Raises:
+          ConfigurationError: the sampler has no priorities. InvalidRequestError: no such sampler, or a bad priority.
+        """
+        self._options(name)
+        if name not in self.priorities:
+            raise ConfigurationError(f"sampler {name}: expected a prioritized one to update, found {self.options[name]!r}")
+        given = check_priorities(priorities, len(positions))
+        if not len(positions):
+            return UpdateCounts(0, 0)
+        last = deduplicate_last(positions)
+        positions, given = positions[last], given[last]
+        index, known = self._index, self.priorities[name]
+        live = (positions >= index.tail) & (positions < index.head)
+        if len(index.chunks):
+            live &= index.drawable(positions, index.row_of(positions))
+        else:
+            live[:] = False
+        chosen, leaves = positions[live], known.powers(given[live])
+        if chosen.size:
+            known.update(chosen, leaves)
+            self._changed[name].update(np.unique(chosen // BLOCK).tolist())
+        for (of, kind), tree in self._trees.items():
+            if of == name and chosen.size:
+                within = self._sets[kind].holds(chosen)
+                tree.set(chosen[within], leaves[within])
+        return UpdateCounts(int(chosen.size), len(last) - int(chosen.size) + (len(priorities) - len(last)))
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def take_changed_blocks(self, name: str, *, every: bool) -> list[int]:
+        """Returns the numbers of the blocks of priorities that changed since the last call, or of all there are."""
+        blocks, self._changed[name] = self._changed[name], set()
+        first, last = self._index.tail // BLOCK, (self._index.head - 1) // BLOCK
+        return [block for block in (range(first, last + 1) if every else sorted(blocks)) if first <= block <= last]
+
+    def put_back_blocks(self, name: str, blocks: Iterable[int]) -> None:
+        """Notes that blocks could not be saved."""
+        self._changed[name].update(blocks)
+
+    def put_back_all(self, blocks: Mapping[str, Iterable[int]]) -> None:
+        """Notes that blocks were taken for something else than saving."""
+        for name, numbers in blocks.items():
+            self.put_back_blocks(name, numbers)
+
+    def block(self, name: str, number: int) -> tuple[int, Array]:
+        """Returns (first position, leaves) of what is stored of a block of priorities."""
+        start, stop = max(number * BLOCK, self._index.tail), min((number + 1) * BLOCK, self._index.head)
+        return start, self.priorities[name].leaves(np.arange(start, stop))
+
+    def restore_priorities(self, name: str, blocks: Sequence[tuple[int, Array]]) -> None:
+        """Takes saved leaves back; steps that none were saved of get the largest."""
+        index, priorities = self._index, self.priorities[name]
+        covered = [(start, start + len(leaves)) for start, leaves in blocks]
+        saved = np.concatenate([np.arange(*range_) for range_ in covered]) if covered else np.empty(0, np.int64)
+        leaves = np.concatenate([leaves for _, leaves in blocks]) if covered else np.empty(0)
+        live = np.concatenate([np.arange(start, stop) for start, stop in index.runs()] or [np.empty(0, np.int64)])
+        live = live[live >= index.tail]
+        among = np.isin(saved, live, assume_unique=True)
+        saved, leaves = saved[among], leaves[among]
+        if saved.size:
+            rest = np.setdiff1d(live, saved, assume_unique=True)
+            priorities.update(saved, leaves)
+            priorities.update(rest, np.full(len(rest), leaves.max() or 1.0))
+
+    def restore_queue(self, name: str, kind: Kind, positions: Array, remaining: Array, head: int) -> None:
+        """Takes a queue's saved content back, and what became complete since, from position `head` on."""
+        options, index = self.options[name], self._index
+        assert isinstance(options, Fifo | Lifo)
+        items = self._set(kind)
+        queue = Queue(options.max_times_sampled, newest_first=isinstance(options, Lifo))
+        live = (positions >= index.tail) & (positions < index.head)
+        if positions.size and len(index.chunks):
+            live &= items.holds(positions)
+        queue.restore(positions[live], remaining[live])
+        queue.insert(np.sort(items.since(head)))
+        self.queues[name] = kind, queue

@@ -1,0 +1,96 @@
+"""What a table's index tells of single episodes: their records, and the chunks that hold them.
+
+Not thread-safe: the table's lock is held around every call.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from replaysvc.chunk_links import NONE
+from replaysvc.errors import InvalidRequestError, NotFoundError
+from replaysvc.table_index import DEAD, EPISODE_FIELDS, TERMINATED, TRUNCATED, TableIndex
+from replaysvc.types import Array, EpisodeRecord
+
+
+def list_episodes(
+    index: TableIndex, limit: int, before_id: int | None, actor: str | None, closed_only: bool
+) -> list[EpisodeRecord]:
+    """Returns records without metadata, the newest episode first."""
+    columns, base = index.episodes, index.episodes.base
+    wanted = columns["first_row"] != NONE
+    if before_id is not None:
+        wanted[max(0, before_id - base) :] = False
+    if actor is not None:
+        wanted &= columns["actor"] == index.actor_number(actor)
+    if closed_only:
+        wanted &= (columns["flags"] & (TERMINATED | TRUNCATED)) != 0
+    return [_record(index, base + int(i)) for i in np.flatnonzero(wanted)[::-1][:limit]]
+
+
+def _record(index: TableIndex, episode_id: int) -> EpisodeRecord:
+    row: Mapping[str, Any] = {name: index.episodes[name][episode_id - index.episodes.base] for name in EPISODE_FIELDS}
+    flags = int(row["flags"])
+    return EpisodeRecord(
+        episode_id=episode_id,
+        actor=index.actor(row["actor"]),
+        length=int(row["length"]),
+        first_step=int(index.field("first_step", [row["first_row"]])[0]),
+        return_=float(row["return_"]),
+        terminated=bool(flags & TERMINATED),
+        truncated=bool(flags & TRUNCATED),
+        closed=bool(flags & (TERMINATED | TRUNCATED)),
+        policy_version=int(row["policy_version"]),
+        started_at_s=float(row["started_at_s"]),
+        metadata={},
+    )
+
+
+def episode_chunk_ids(index: TableIndex, table: str, episode_id: int, start: int, stop: int | None) -> tuple[Array, Array]:
+    """Returns (chunk ids, stored bytes) of the chunks that hold steps [start, stop) of an episode, in order."""
+    at = episode_id - index.episodes.base
+    if not 0 <= at < len(index.episodes) or index.episodes["first_row"][at] == NONE:
+        raise NotFoundError(f"episode {episode_id} is not in table {table}")
+    row, length = int(index.episodes["first_row"][at]), int(index.episodes["length"][at])
+    first = int(index.field("first_step", [row])[0])
+    stop = length if stop is None else stop
+    if not first <= start < stop <= length:
+        raise InvalidRequestError(
+            f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})"
+        )
+    rows = _walk(index, row, start, stop)
+    steps, n_steps = index.field("first_step", rows), index.field("n_steps", rows)
+    whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
+    if not whole:
+        raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
+    return index.field("chunk_id", rows), index.field("stored_bytes", rows).astype(np.int64)
+
+
+def _walk(index: TableIndex, row: int, start: int, stop: int) -> list[int]:
+    """Returns the readable chunk rows with steps of [start, stop), of the episode whose first row is `row`."""
+    next_row, step, n_steps = index.chunks["next_row"], index.chunks["first_step"], index.chunks["n_steps"]
+    base, rows, number = index.chunks.base, [], int(index.field("episode_id", [row])[0])
+    while row != NONE and step[row - base] < stop:
+        if step[row - base] + n_steps[row - base] > start:
+            rows.append(row)
+        row = int(next_row[row - base])
+    if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop and not (index.chunks["flags"][rows[0] - base] & DEAD):
+        return rows
+    # the chain is cut by a lost chunk: look at all
+    readable = (index.chunks["episode_id"] == number) & ((index.chunks["flags"] & DEAD) == 0)
+    within = readable & (step < stop) & (step + n_steps > start)
+    found: list[int] = (np.flatnonzero(within) + base).tolist()
+    return found
+
+
+def parse_metadata(encoded: bytes) -> dict[str, Any]:
+    """Returns the metadata of an episode as its writer gave them; what is no JSON object reads as empty."""
+    if not encoded:
+        return {}
+    try:
+        value = json.loads(encoded)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

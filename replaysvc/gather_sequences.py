@@ -1,0 +1,84 @@
+"""From a plan to the columns of sequences and whole episodes, [B, T, ...].
+
+Observations travel once: the frames that the first stack needs, those of the T steps, and those after them; `batch.assemble`
+takes observations and next observations out of them. The table holds its lock around these functions.
+"""
+
+import numpy as np
+
+from replaysvc.batch import BatchColumn
+from replaysvc.gather import Source, item_columns, relabeled_ends
+from replaysvc.nstep import sequence_targets
+from replaysvc.planning import Plan
+from replaysvc.relabel import Ends
+from replaysvc.requests import Sequences, Stack, Transitions
+from replaysvc.types import Array
+
+
+def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
+    """Returns the columns of planned sequences or episodes. Every chunk is in the cache, or else among the fetched."""
+    what, windows, layout = plan.what, plan.windows, plan.layout
+    assert not isinstance(what, Transitions)
+    width = windows.rows.shape[1]
+    n_step = what.n_step if isinstance(what, Sequences) else 1
+    length = width - n_step + 1
+    signature, observations = source.signature, source.signature.observation_columns
+    stored = source.place(windows.rows, windows.offsets)
+    rewards = source.take(layout.reward, stored).values
+    ends = Ends(rewards, windows.counts, *source.flags(windows))
+    goal, columns = None, item_columns(plan, source)
+    if plan.goals is not None:
+        ends, goal, extra = relabeled_ends(plan, source, ends)
+        columns += extra
+        if ends.counts is not windows.counts:
+            windows = windows.cut(ends.counts)
+    seen = source.place(*windows.observations())
+    stacked = None
+    if plan.frames is not None:
+        rows, offsets = windows.observations()
+        before = plan.frames.rows[:, :-1], plan.frames.offsets[:, :-1]
+        stacked = source.place(np.concatenate((before[0], rows), axis=1), np.concatenate((before[1], offsets), axis=1))
+    first = source.place(windows.rows[:, 0], windows.offsets[:, 0])
+    steps = source.place(windows.rows[:, :length], windows.offsets[:, :length])
+    past = np.arange(length) >= ends.counts[:, None]
+    stack = what.stack
+    assert isinstance(stack, Stack)
+    for i in range(len(signature.columns)):
+        if i == layout.reward:
+            continue
+        if layout.frames[i]:
+            assert stacked is not None
+            assert plan.frames is not None
+            before_start = np.zeros(stacked.shape, np.bool_)
+            before_start[:, : layout.most_frames - 1] = plan.frames.padded()[:, :-1]
+            columns.append(source.take_frames(i, stacked, before_start, stack.padding))
+        elif i == layout.desired:
+            assert plan.goals is not None
+            assert goal is not None
+            columns.append(
+                BatchColumn(signature.columns[i].name, _with_goal(source.take_wide(i, seen), plan.goals.relabeled, goal))
+            )
+        elif i < observations:
+            columns.append(source.take(i, seen))
+        elif i in layout.state:
+            columns.append(source.take(i, first))
+        else:
+            columns.append(_zeroed(source, i, source.take(i, steps), past))
+    targets = sequence_targets(*ends, what.gamma, length, n_step)
+    columns.append(BatchColumn("counts", ends.counts))
+    return columns + [BatchColumn(name, values) for name, values in targets._asdict().items()]
+
+
+def _with_goal(values: Array, relabeled: Array, goal: Array) -> Array:
+    values[relabeled] = goal[relabeled, None]
+    return values
+
+
+def _zeroed(source: Source, i: int, column: BatchColumn, past: Array) -> BatchColumn:
+    """Returns the column with zeros where `past` (bool [B, T]) says that there is no step."""
+    if not past.any():
+        return column
+    if column.offset_rows is not None:
+        column = BatchColumn(column.name, column.widen(source.signature.columns[i]))
+    column.values[past] = 0
+    return column

@@ -1,0 +1,163 @@
+"""From a request to places in the index: draw items, resolve their windows, choose goals; each over the whole batch.
+
+The table holds its lock around these functions; nothing here touches the disk.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import numpy as np
+
+from replaysvc.chunk_links import NONE
+from replaysvc.drawing import Picked, Samplers
+from replaysvc.layout import Layout
+from replaysvc.relabel import choose_steps
+from replaysvc.requests import AtEnd, Episodes, Sequences, Transitions, Window
+from replaysvc.table_index import TableIndex
+from replaysvc.types import Array
+from replaysvc.windows import Frames, Windows, resolve_backward, resolve_forward
+
+_REDRAWS = 64  # chosen by hand: items whose windows cannot be read are drawn again this often
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """relabeled: bool [B]. rows, offsets: int64 [B], the steps after which the new goals were achieved."""
+
+    relabeled: Array
+    rows: Array
+    offsets: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A drawn batch: where its windows stand, as rows of the index, which never shift.
+
+    frames: of the first step's observation and what a stack needs before it, if anything is stacked.
+    """
+
+    what: Window
+    layout: Layout
+    picked: Picked
+    windows: Windows
+    frames: Frames | None
+    goals: Goals | None
+
+    @property
+    def rows(self) -> list[Array]:
+        """Returns all chunk rows that the batch is made of."""
+        found = [self.windows.rows]
+        if self.frames is not None:
+            found.append(self.frames.rows)
+        if self.goals is not None:
+            found.append(self.goals.rows)
+        return found
+
+
+def make_plan(
+    index: TableIndex, samplers: Samplers, sampler: str, rng: np.random.Generator, count: int, what: Window, layout: Layout,
+    beta: float | None,
+) -> Plan | None:  # fmt: skip
+    """Draws `count` items and resolves their windows; None if readable ones cannot be found."""
+    picked = samplers.draw(sampler, what, rng, count, beta)
+    for _ in range(_REDRAWS):
+        plan, bad = _resolve(index, rng, what, layout, picked)
+        if plan is not None:
+            return plan
+        if samplers.waiting_for(sampler, what, len(bad)):  # a queue has no more
+            break
+        again = samplers.draw(sampler, what, rng, len(bad), beta)
+        for old, new in zip(picked, again, strict=True):
+            old[bad] = new
+    samplers.give_back(sampler, what, np.delete(picked.positions, bad))
+    return None
+
+
+def _resolve(
+    index: TableIndex, rng: np.random.Generator, what: Window, layout: Layout, picked: Picked
+) -> tuple[Plan | None, Array]:
+    """Returns the plan of drawn items, or none and the numbers of those that cannot be read."""
+    positions, chunks = picked.positions, index.chunks
+    base = chunks.base
+    rows = index.row_of(positions)
+    bad = ~index.drawable(positions, rows)
+    if bad.any():
+        return None, np.flatnonzero(bad)
+    offsets = positions - chunks["position"].take(rows - base)
+    width = 1
+    if isinstance(what, Transitions):
+        width = what.n_step
+    else:
+        rows, offsets, width, wanted = _begin(index, what, rows, offsets)
+        if (rows < base).any():
+            return None, np.flatnonzero(rows < base)
+    windows = resolve_forward(rows, offsets, width, chunks["n_steps"], chunks["next_row"], base)
+    if not isinstance(what, Transitions):
+        bad |= windows.counts < wanted  # a lost chunk cuts it
+    frames = None
+    if layout.most_frames > 1:
+        frames = resolve_backward(
+            rows, offsets, layout.most_frames, chunks["n_steps"], chunks["first_step"], chunks["prev_row"], base
+        )
+        bad |= frames.broken
+    goals = None
+    if what.her is not None:
+        goals = _choose_goals(index, rng, what, rows, offsets)
+        bad |= goals.rows < base
+    if bad.any():
+        return None, np.flatnonzero(bad)
+    return Plan(what, layout, picked, windows, frames, goals), np.flatnonzero(bad)
+
+
+def _begin(index: TableIndex, what: Sequences | Episodes, rows: Array, offsets: Array) -> tuple[Array, Array, int, Array]:
+    """Returns (rows, offsets) of the first steps of windows, the longest's steps, and the steps that each must have."""
+    chunks = index.chunks
+    at = rows - chunks.base
+    _, length, _ = index.episode_state(chunks["episode_id"].take(at))
+    t = chunks["first_step"].take(at) + offsets
+    if isinstance(what, Episodes):
+        return rows, offsets, int(length.max()), length
+    width = what.length + what.n_step - 1
+    if what.at_end is AtEnd.PAD:
+        return rows, offsets, width, np.ones_like(length)
+    late = np.flatnonzero(t + what.length > length)
+    if late.size and what.at_end is AtEnd.SHIFT:
+        ids = chunks["episode_id"].take(at[late])
+        first_row, _, _ = index.episode_state(ids)
+        first = chunks["first_step"].take(first_row - chunks.base)
+        start = np.maximum(length[late] - what.length, first)
+        rows, offsets = rows.copy(), offsets.copy()
+        rows[late] = index.locate(ids, start)
+        known = late[rows[late] >= chunks.base]
+        offsets[known] = start[rows[late] >= chunks.base] - chunks["first_step"].take(rows[known] - chunks.base)
+        t = t.copy()
+        t[late] = start
+    return rows, offsets, width, np.minimum(what.length, length - t)
+
+
+def _choose_goals(index: TableIndex, rng: np.random.Generator, what: Window, rows: Array, offsets: Array) -> Goals:
+    assert what.her is not None
+    chunks = index.chunks
+    at = rows - chunks.base
+    ids = chunks["episode_id"].take(at)
+    first_row, length, _ = index.episode_state(ids)
+    first = chunks["first_step"].take(np.maximum(first_row - chunks.base, 0))
+    relabeled = rng.random(len(rows)) < what.her.ratio
+    steps = choose_steps(rng, what.her.goal, chunks["first_step"].take(at) + offsets, first, length)
+    found = index.locate(ids, steps)
+    known = np.where(found >= chunks.base, found - chunks.base, at)
+    found = np.where(relabeled, found, rows)  # of the others any will do
+    return Goals(relabeled, found, np.where(relabeled, steps - chunks["first_step"].take(known), offsets))
+
+
+def missing_rows(plan: Plan, index: TableIndex, fetched: Container[int]) -> list[int] | None:
+    """Returns the chunk rows of a plan that are neither cached nor fetched; None if some were removed meanwhile."""
+    chunks = index.chunks
+    missing: set[int] = set()
+    for rows in plan.rows:
+        if chunks.base and int(rows.min()) < chunks.base:
+            return None
+        absent = chunks["location"].take(rows - chunks.base) == NONE
+        if absent.any():
+            missing.update(row for row in np.unique(rows[absent]).tolist() if row not in fetched)
+    return sorted(missing)

@@ -1,0 +1,123 @@
+"""What a table remembers besides its steps, as bytes and back: priorities, queues, limiter counts, the state of its generator.
+
+Priorities are saved in blocks of positions, so that what is written follows what has changed. Values are kept exactly, which
+is what makes a seeded batch the same after a restart. The table's lock is held while state is taken and put back, not while it
+is packed.
+"""
+
+import json
+import logging
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replaysvc.codec.zstd import Compressor, decompress
+from replaysvc.drawing import Samplers
+from replaysvc.errors import ReplayError
+from replaysvc.items import Kind, Rest
+from replaysvc.limiter import LimiterState
+from replaysvc.options import Limiter
+from replaysvc.storage import TableStore
+from replaysvc.types import Array
+
+log = logging.getLogger(__name__)
+
+_MAIN = "sampling"
+_ARRAY = struct.Struct("<qQ")  # first position, bytes before zstd
+_LEVEL = 1  # priorities hardly compress; this is for speed
+
+
+@dataclass(slots=True)
+class State:
+    """A copy of what is to be saved: the JSON part, arrays by file name, and which blocks of which samplers they are."""
+
+    main: dict[str, Any]
+    arrays: dict[str, tuple[int, Array]]
+    blocks: dict[str, list[int]] = field(default_factory=dict)
+
+    def pack(self) -> dict[str, bytes]:
+        """Returns the files, by name."""
+        compressor = Compressor(_LEVEL)
+        files = {_MAIN: json.dumps(self.main).encode()}
+        for name, (start, values) in self.arrays.items():
+            raw = values.astype(values.dtype.newbyteorder("<")).tobytes()
+            files[name] = _ARRAY.pack(start, len(raw)) + (compressor.compress(raw) if raw else b"")
+        return files
+
+
+def take(samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int, *, every: bool) -> State:
+    """Returns what changed since the last time, or all of it."""
+    queues, arrays, taken = {}, {}, {}
+    for name, (kind, queue) in samplers.queues.items():
+        queues[name] = asdict(kind) | {"rest": kind.rest.value}
+        arrays[f"queue.{name}"] = 0, np.stack(queue.pending).astype(np.int64)
+    for name in samplers.priorities:
+        taken[name] = samplers.take_changed_blocks(name, every=every)
+        for number in taken[name]:
+            arrays[f"priorities.{name}.{number}"] = samplers.block(name, number)
+    main = {
+        "head": head, "rng": rng.bit_generator.state, "queues": queues, "inserted": limiter.inserted,
+        "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
+    }  # fmt: skip
+    return State(main, arrays, taken)
+
+
+def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int) -> None:
+    """Puts back what was saved; what is missing or damaged starts anew, and a line in the log says so."""
+    names = set(store.state_names())
+    for sampler in samplers.priorities:
+        prefix = f"priorities.{sampler}."
+        blocks = [_read(store, name, np.float64) for name in sorted(names) if name.startswith(prefix)]
+        samplers.restore_priorities(sampler, [block for block in blocks if block is not None])
+    data = store.read_state(_MAIN) if _MAIN in names else None
+    if data is None:
+        limiter.restore(head, 0)
+        return
+    try:
+        main = json.loads(data)
+        rng.bit_generator.state = main["rng"]
+        limiter.set_options(Limiter.from_json(_tupled(main["limiter"])))
+        limiter.restore(int(main["inserted"]) + max(0, head - int(main["head"])), int(main["sampled"]))
+        for name, kind in main["queues"].items():
+            pending = _read(store, f"queue.{name}", np.int64)
+            if name in samplers.options and pending is not None:
+                positions, remaining = pending[1].reshape(2, -1)
+                known = Kind(**(kind | {"rest": Rest(kind["rest"])}))
+                samplers.restore_queue(name, known, positions.copy(), remaining.copy(), int(main["head"]))
+    except (ValueError, KeyError, TypeError, ReplayError) as error:
+        log.error("table %s: its saved sampler state cannot be used and starts anew: %r", store.name, error)
+
+
+def stale(store: TableStore, samplers: Samplers, tail: int, block: int) -> list[str]:
+    """Returns the names of saved blocks that hold only removed steps."""
+    found = []
+    for name in store.state_names():
+        kind, _, rest = name.partition(".")
+        number = rest.rpartition(".")[2]
+        if kind == "priorities" and number.isdigit() and (int(number) + 1) * block <= tail:
+            found.append(name)
+    return found
+
+
+def _tupled(limiter: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the limiter's JSON form with its buffer as it was given."""
+    buffer = limiter.get("error_buffer")
+    return {**limiter, "error_buffer": tuple(buffer) if isinstance(buffer, list) else buffer}
+
+
+def _read(store: TableStore, name: str, dtype: Any) -> tuple[int, Array] | None:
+    data = store.read_state(name)
+    if data is None or len(data) < _ARRAY.size:
+        return None
+    start, size = _ARRAY.unpack_from(data)
+    if not size:
+        return start, np.empty(0, dtype)
+    try:
+        (raw,) = decompress([memoryview(data)[_ARRAY.size :]], [size])
+        return start, np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).astype(dtype)
+    except (ReplayError, ValueError) as error:
+        log.error("table %s: saved state %s cannot be used: %s", store.name, name, error)
+        return None

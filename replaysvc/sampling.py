@@ -1,0 +1,156 @@
+"""Batches of one table: draw, resolve and gather under the lock; read and decode what the cache does not hold outside it."""
+
+import logging
+import time
+
+import numpy as np
+
+from replaysvc.batch import BatchColumn
+from replaysvc.cache import Cache
+from replaysvc.checks import check_number
+from replaysvc.codec import DecodedChunk
+from replaysvc.core import Core
+from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
+from replaysvc.fetch import fetch
+from replaysvc.gather import Source, gather_transitions
+from replaysvc.gather_sequences import gather_sequences
+from replaysvc.layout import layout_of
+from replaysvc.planning import Plan, make_plan, missing_rows
+from replaysvc.requests import Transitions, Window
+from replaysvc.types import Array, UpdateCounts
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 1 << 20
+_DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
+
+
+class Sampling:
+    """Draws batches from a table, and takes the priorities that come back. Thread-safe."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def draw(
+        self, batch_size: int, what: Window, *, sampler: str, seed: int | None, beta: float | None, timeout_s: float
+    ) -> list[BatchColumn]:
+        """Returns a batch of `batch_size` items in stored precision.
+
+        Raises:
+          NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
+          InvalidRequestError: unknown sampler, batch size out of range, a seed for a queue, a request that does not fit.
+        """
+        core = self._core
+        batch_size = check_number("batch_size", batch_size, 1, MAX_BATCH)
+        timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
+        if seed is not None:
+            seed = check_number("seed", seed, 0, (1 << 64) - 1)
+        if beta is not None:
+            beta = check_number("beta", beta, 0, 4, whole=False)
+        if not isinstance(what, Window):
+            raise SpecMismatchError("what", "Transitions, Sequences or Episodes", type(what).__name__)
+        if not isinstance(sampler, str):
+            raise SpecMismatchError("sampler", "a name", repr(sampler))
+        layout = layout_of(core.signature, what)
+        if core.samplers.is_queue(sampler) and seed is not None:
+            raise InvalidRequestError(
+                f"seed: expected none for the queue {sampler}, which draws nothing by chance, found {seed}"
+            )
+        deadline = time.monotonic() + timeout_s
+        for _ in range(_DRAW_ATTEMPTS):
+            with core.changed:
+                self._wait_ready(batch_size, what, sampler, deadline)
+                rng = core.rng if seed is None else np.random.default_rng(seed)
+                plan = make_plan(core.index, core.samplers, sampler, rng, batch_size, what, layout, beta)
+                if plan is not None:
+                    core.limiter.count_sample(batch_size)
+                    core.changed.notify_all()
+            if plan is None:
+                continue
+            columns = self._gather(plan)
+            if columns is not None:
+                return columns
+            with core.changed:
+                core.limiter.count_sample(-batch_size)
+                core.samplers.give_back(sampler, what, plan.picked.positions)
+        raise NotReadyError(
+            f"table {core.name}: no {batch_size} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
+        )
+
+    def update_priorities(self, sampler: str, positions: Array, priorities: Array) -> UpdateCounts:
+        """Sets priorities; see `Samplers.update`."""
+        core = self._core
+        where = np.asarray(positions)
+        if where.ndim != 1 or (where.size and where.dtype.kind not in "iu"):
+            raise SpecMismatchError("positions", "int64[n]", f"{where.dtype}{list(where.shape)}")
+        with core.changed:
+            core.check_open()
+            counts = core.samplers.update(sampler, where.astype(np.int64), priorities)
+            core.counts["updates"] += counts.applied
+            core.counts["ignored_updates"] += counts.ignored
+            core.changed.notify_all()  # what had no priority above 0 may have one now
+        return counts
+
+    def waiting_for(self, batch_size: int, what: Window, sampler: str) -> str:
+        """Returns why a batch cannot be drawn now, "" if it can. The lock is held.
+
+        Raises:
+          InvalidRequestError: no such sampler, or no such batch can ever be drawn.
+        """
+        core = self._core
+        never = core.limiter.never_samples(batch_size)
+        if never:
+            raise InvalidRequestError(f"batch_size: {never}")
+        waiting = core.limiter.sample_waits(batch_size, core.index.live_steps)
+        return waiting or core.samplers.waiting_for(sampler, what, batch_size)
+
+    def _wait_ready(self, batch_size: int, what: Window, sampler: str, deadline: float) -> None:
+        core = self._core
+        while True:
+            core.check_open()
+            waiting = self.waiting_for(batch_size, what, sampler)
+            if not waiting:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise NotReadyError(f"table {core.name}: {waiting}")
+            core.changed.wait(left)
+
+    def _gather(self, plan: Plan) -> list[BatchColumn] | None:
+        """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again."""
+        core = self._core
+        fetched: dict[int, DecodedChunk] = {}
+        while True:
+            with core.changed:
+                core.check_open()
+                missing = missing_rows(plan, core.index, fetched)
+                if missing is None:
+                    return None
+                core.counts["misses"] += len(missing)
+                if not fetched:
+                    anchors = plan.windows.rows[:, 0]
+                    core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
+                if not missing:
+                    core.counts["calls"] += 1
+                    core.counts["items"] += len(plan.picked.positions)
+                    source = Source(core.index, core.cache, core.signature, fetched, core.clock())
+                    return (
+                        gather_transitions(plan, source)
+                        if isinstance(plan.what, Transitions)
+                        else gather_sequences(plan, source)
+                    )
+                ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
+            found = fetch(core.store, core.decoder, missing, ids, checksums)
+            with core.changed:
+                for row, chunk_id, reason in found.bad:
+                    if core.mark_dead(row):
+                        core.counts["corrupt"] += 1
+                        log.error(
+                            "table %s: chunk %d cannot be read and is left out from now on: %s", core.name, chunk_id, reason
+                        )
+                if not found.chunks:
+                    return None
+                fetched |= found.chunks
+                for row, chunk in found.chunks.items():
+                    if core.index.uncached(np.array([row])):
+                        core.cache_chunk(Cache.FAULTED, row, chunk)

@@ -1,0 +1,275 @@
+"""A sum tree over int64 keys: finds in which leaf's share of the total a number falls.
+
+Keys lie in blocks of 65,536, aligned to multiples of that, and only blocks that were written to exist; so a range that moves
+forward needs no copying, a gap costs nothing, and how leaves are grouped does not depend on when the tree was built. A block
+has four levels of fan-out 16 over its leaves. Above the blocks there is no tree: their sums, added up in key order, are
+searched. A block lives in any free slot of the arrays; `_slots` says in which.
+
+Sums are float64 and always computed anew from the children, never adjusted by a difference: they do not drift. Integer-valued
+leaves give exact sums (below 2^53), hence ranks. About 9.1 bytes a key: the leaf, its share of the sums and of the maxima.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from replaysvc.types import Array
+
+FANOUT_BITS = 4
+FANOUT = 1 << FANOUT_BITS
+DEPTH = 4  # levels between leaves and blocks
+BLOCK_BITS = FANOUT_BITS * DEPTH
+BLOCK = 1 << BLOCK_BITS
+_NEVER = np.iinfo(np.int64).max  # a block number above all others
+_DISTINCT_FROM = 4096  # updates; from here on it pays to sort out which parents they share. Chosen by hand
+
+
+class _Fold(NamedTuple):
+    """One aggregate: `of` folds [n, 16] children to [n]; `levels[d]` holds nodes of d levels above the leaves, slot by slot."""
+
+    of: Callable[[Array], Array]
+    empty: float
+    levels: list[Array]
+
+
+def _sums(rows: Array) -> Array:
+    total: Array = np.add.reduce(rows, axis=1)  # along contiguous memory: the order does not depend on how many rows there are
+    return total
+
+
+def _largest(rows: Array) -> Array:
+    largest: Array = np.maximum.reduce(np.ascontiguousarray(rows.T), axis=0)  # across rows is 3 times as fast
+    return largest
+
+
+def _smallest(rows: Array) -> Array:
+    smallest: Array = np.minimum.reduce(np.ascontiguousarray(np.where(rows > 0, rows, np.inf).T), axis=0)
+    return smallest
+
+
+class SumTree:
+    """Leaves, 0 unless set, over the keys [start, stop). What lies before the last `remove_before` is 0 for good.
+
+    extremes: also keeps the smallest positive leaf, for `smallest`.
+    """
+
+    def __init__(self, *, extremes: bool = False) -> None:
+        self._start = 0
+        self._stop = 0
+        self._floor = 0  # keys before it are ignored
+        self._blocks = np.array([_NEVER])  # those that exist, ascending, and a sentinel, so that a search always hits one
+        self._slots = np.array([-1])
+        self._free: list[int] = []  # slots, descending: the lowest is used first, so that high ones stay untouched memory
+        leaves = np.zeros(0)
+        self._folds = [_Fold(_sums, 0.0, [leaves]), _Fold(_largest, 0.0, [leaves])]
+        if extremes:
+            self._folds.append(_Fold(_smallest, np.inf, [leaves]))
+        self._bounds: Array | None = None  # 0 and the cumulative sums of the blocks, once they are asked for
+        self._reallocate(1)
+
+    @property
+    def start(self) -> int:
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        return self._stop
+
+    @property
+    def nbytes(self) -> int:
+        """Returns the memory asked for; up to a fifth of it was never written to, which the system does not count."""
+        leaves = self._folds[0].levels[0]
+        return leaves.nbytes + sum(level.nbytes for fold in self._folds for level in fold.levels[1:])
+
+    @property
+    def total(self) -> float:
+        """Returns the sum of all leaves."""
+        return float(self._block_bounds()[-1])
+
+    def largest(self) -> float:
+        """Returns the largest leaf, 0 if there is none."""
+        return float(self._folds[1].levels[DEPTH][self._slots[:-1]].max(initial=0.0))
+
+    def smallest(self) -> float:
+        """Returns the smallest positive leaf, 0 if there is none. Only of a tree with `extremes`."""
+        found = float(self._folds[2].levels[DEPTH][self._slots[:-1]].min(initial=np.inf))
+        return found if found < np.inf else 0.0
+
+    def grow(self, stop: int, start: int | None = None) -> None:
+        """Makes keys up to `stop` exist, from `start` on (0 if not given) where there are none yet. O(1)."""
+        if self._start == self._stop:
+            self._start = self._stop = max(self._floor, start or 0)
+        elif start is not None:
+            self._start = max(self._floor, min(self._start, start))
+        self._stop = max(self._stop, stop)
+
+    def get(self, keys: Array) -> Array:
+        """Returns the leaves of int64 `keys`, float64 [n]; 0 for keys that do not exist."""
+        blocks = keys >> BLOCK_BITS
+        at = self._blocks.searchsorted(blocks)
+        there = self._blocks[at] == blocks
+        index = np.where(there, self._slots[at] << BLOCK_BITS | keys & (BLOCK - 1), 0)
+        return np.where(there, self._folds[0].levels[0].take(index), 0.0)
+
+    def set(self, keys: Array, values: Array) -> None:
+        """Sets leaves: int64 [n] `keys`, each once, float64 [n] `values`, not negative. Keys that do not exist yet come to."""
+        if not keys.size:
+            return
+        lowest = int(keys.min())
+        if lowest < self._floor:
+            kept = keys >= self._floor
+            self.set(keys[kept], values[kept])
+            return
+        self.grow(int(keys.max()) + 1, lowest)
+        blocks = keys >> BLOCK_BITS
+        at = self._blocks.searchsorted(blocks)
+        absent = self._blocks[at] != blocks
+        if absent.any():
+            self._add_blocks(np.unique(blocks[absent]))
+            at = self._blocks.searchsorted(blocks)
+        index = self._slots[at] << BLOCK_BITS | keys & (BLOCK - 1)
+        self._folds[0].levels[0][index] = values
+        self._refresh(index)
+
+    def set_range(self, start: int, stop: int, values: Array | float) -> None:
+        """Sets the leaves of [start, stop) to `values`, float64 [stop - start] or one for all."""
+        if start < self._floor:
+            values = values if isinstance(values, float | int) else values[self._floor - start :]
+            start = self._floor
+        if start >= stop:
+            return
+        self.grow(stop, start)
+        present = self._blocks[:-1]
+        blocks = np.arange(start >> BLOCK_BITS, ((stop - 1) >> BLOCK_BITS) + 1)
+        if isinstance(values, float | int) and values == 0:
+            blocks = present[present.searchsorted(blocks[0]) : present.searchsorted(blocks[-1], side="right")]
+        elif len(absent := np.setdiff1d(blocks, present, assume_unique=True)):
+            self._add_blocks(absent)
+        leaves = self._folds[0].levels[0]
+        for block, slot in zip(blocks.tolist(), self._slots[self._blocks.searchsorted(blocks)].tolist(), strict=True):
+            base = block << BLOCK_BITS
+            low, high = max(start, base), min(stop, base + BLOCK)
+            shift = (slot << BLOCK_BITS) - base
+            part = values if isinstance(values, float | int) else values[low - start : high - start]
+            leaves[low + shift : high + shift] = part
+            self._refresh(slice(low + shift, high + shift))
+
+    def find(self, targets: Array) -> tuple[Array, Array]:
+        """Returns (keys int64 [B], rests float64 [B]) of float64 `targets` in [0, total), which must be positive.
+
+        A key's leaf is never 0. A rest is the target minus the sum of the leaves before the key.
+        """
+        keys, rests, _ = self.find_leaves(targets)
+        return keys, rests
+
+    def find_leaves(self, targets: Array) -> tuple[Array, Array, Array]:
+        """Returns what `find` returns, and the leaves of the keys."""
+        if self.total <= 0:
+            raise ValueError("find: expected a positive leaf, found none")
+        keys, rests, leaves = self._descend(targets, careful=False)
+        if leaves.size and leaves.min() <= 0:
+            ended = np.flatnonzero(leaves <= 0)
+            keys[ended], rests[ended], leaves[ended] = self._descend(targets[ended], careful=True)
+        return keys, rests, leaves
+
+    def remove_before(self, key: int) -> None:
+        """Removes all keys before `key`, for good. Amortised O(1) a key."""
+        if key <= self._floor:
+            return
+        gone = int(self._blocks.searchsorted(key >> BLOCK_BITS))
+        self.set_range(max(self._start, key >> BLOCK_BITS << BLOCK_BITS), min(key, self._stop), 0.0)
+        self._floor = key
+        self._start = max(self._start, key)
+        self._stop = max(self._stop, self._start)
+        if not gone:
+            return
+        freed = self._slots[:gone].tolist()
+        self._blocks, self._slots = self._blocks[gone:], self._slots[gone:]
+        self._bounds = None
+        capacity, used = len(self._free) + gone + len(self._slots) - 1, len(self._slots) - 1
+        if 2 * used + 2 < capacity:
+            self._reallocate(used + 1)
+            return
+        self._free = sorted([*self._free, *freed], reverse=True)
+        for fold in self._folds:
+            for level in fold.levels:
+                level.reshape(capacity, -1)[freed] = fold.empty if level is not fold.levels[0] else 0.0
+
+    def _descend(self, targets: Array, *, careful: bool) -> tuple[Array, Array, Array]:
+        """Returns keys, rests and leaves. Not `careful`, rounding may lead off a node's end to a last child that is 0."""
+        bounds = self._block_bounds()
+        at = bounds[1:].searchsorted(np.minimum(targets, np.nextafter(bounds[-1], 0.0)), side="right")
+        rests = targets - bounds.take(at)
+        node = self._slots.take(at)
+        sums = self._folds[0].levels
+        count = len(targets)
+        begins = np.zeros((FANOUT, count))  # the sum of the children before each child
+        columns = np.arange(count)
+        for level in sums[DEPTH - 1 :: -1]:
+            children = np.ascontiguousarray(level.reshape(-1, FANOUT).take(node, axis=0).T)
+            for child in range(FANOUT - 1):  # 16 additions of rows are faster than cumsum along either axis
+                np.add(begins[child], children[child], out=begins[child + 1])
+            passed = begins[1:] <= rests
+            if careful:
+                passed &= begins[1:] < begins[-1] + children[-1]
+            choice = np.add.reduce(passed.view(np.int8), axis=0, dtype=np.int8).astype(np.int64)
+            rests = rests - begins.take(choice * count + columns)
+            node = node * FANOUT + choice
+        return self._blocks.take(at) << BLOCK_BITS | node & (BLOCK - 1), rests, sums[0].take(node)
+
+    def _block_bounds(self) -> Array:
+        if self._bounds is None:
+            # One after the other, in key order: blocks of zeros before or between the others make no difference.
+            self._bounds = np.append(0.0, self._folds[0].levels[DEPTH][self._slots[:-1]]).cumsum()
+        return self._bounds
+
+    def _refresh(self, leaves: Array | slice) -> None:
+        """Computes anew all that stands above `leaves`, given by their index in the arrays."""
+        self._bounds = None
+        where: Array | slice = leaves
+        for depth in range(1, DEPTH + 1):
+            if isinstance(where, slice):
+                where = slice(where.start >> FANOUT_BITS, (where.stop + FANOUT - 1) >> FANOUT_BITS)
+            else:
+                where = where >> FANOUT_BITS
+                if len(where) >= _DISTINCT_FROM:
+                    where = np.unique(where)
+            for fold in self._folds:
+                children = fold.levels[depth - 1].reshape(-1, FANOUT)
+                fold.levels[depth][where] = fold.of(
+                    children[where] if isinstance(where, slice) else children.take(where, axis=0)
+                )
+
+    def _add_blocks(self, blocks: Array) -> None:
+        """Gives `blocks`, ascending and not there yet, a slot of zeros each."""
+        if len(blocks) > len(self._free):
+            needed = len(self._slots) - 1 + len(blocks)
+            self._reallocate(needed + needed // 4)
+        slots = [self._free.pop() for _ in range(len(blocks))]
+        at = self._blocks.searchsorted(blocks)
+        self._blocks, self._slots = np.insert(self._blocks, at, blocks), np.insert(self._slots, at, slots)
+        self._bounds = None
+
+    def _reallocate(self, capacity: int) -> None:
+        """Moves all blocks to new arrays of `capacity` slots, in order."""
+        slots = self._slots[:-1]
+        used = len(slots)
+        leaves = self._copy(self._folds[0].levels[0], capacity << BLOCK_BITS, 0.0, capacity, slots)
+        for fold in self._folds:
+            old = [*fold.levels, *[np.zeros(0)] * (DEPTH + 1 - len(fold.levels))]
+            sizes = [capacity << BLOCK_BITS - FANOUT_BITS * depth for depth in range(DEPTH + 1)]
+            fold.levels[:] = [
+                leaves,
+                *[self._copy(old[depth], sizes[depth], fold.empty, capacity, slots) for depth in range(1, DEPTH + 1)],
+            ]
+        self._slots = np.append(np.arange(used), -1)
+        self._free = list(range(capacity - 1, used - 1, -1))
+
+    @staticmethod
+    def _copy(old: Array, size: int, empty: float, capacity: int, slots: Array) -> Array:
+        new = np.zeros(size) if empty == 0 else np.full(size, empty)  # zeros take no memory until they are written to
+        if len(slots):
+            width = size // capacity
+            np.take(old.reshape(-1, width), slots, axis=0, out=new.reshape(capacity, width)[: len(slots)], mode="clip")
+        return new

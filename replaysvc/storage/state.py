@@ -1,0 +1,117 @@
+"""Small files beside a table's segments, each replaced whole: what samplers keep, and which episodes are deleted."""
+
+import logging
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from replaysvc.codec import checksum
+from replaysvc.storage.filesystem import Filesystem, disk_error
+from replaysvc.storage.records import CHECKSUM
+
+log = logging.getLogger(__name__)
+
+HEADER = struct.Struct("<4sIQQ")
+STATE_MAGIC = b"RPS1"
+VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+def pack_file(magic: bytes, data: bytes) -> bytes:
+    """Returns the stored form of a small file."""
+    head = HEADER.pack(magic, VERSION, len(data), 0)[: -CHECKSUM.size]
+    return head + CHECKSUM.pack(checksum(head, data)) + data
+
+
+def unpack_file(magic: bytes, content: bytes) -> bytes | None:
+    """Returns the data of a small file, None if it is damaged, of another kind or of an unknown version."""
+    if len(content) < HEADER.size:
+        return None
+    head, data = content[: HEADER.size - CHECKSUM.size], content[HEADER.size :]
+    found, version, size, expected = HEADER.unpack_from(content)
+    good = (found, version, size) == (magic, VERSION, len(data)) and checksum(head, data) == expected
+    return data if good else None
+
+
+def write_state_files(directory: Path, states: Mapping[str, bytes], filesystem: Filesystem) -> None:
+    """Writes state files into a new directory, durably but for the directory's own entry."""
+    directory.mkdir(mode=0o700)
+    for name, data in states.items():
+        filesystem.write_file(directory / checked(name), pack_file(STATE_MAGIC, data))
+    filesystem.fsync_directory(directory)
+
+
+def checked(name: str) -> str:
+    """Returns a name of a state file. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"state {name!r}: expected at most 128 letters, digits, '_', '.' and '-', the first a letter or digit")
+    return name
+
+
+class StateFiles:
+    """The state files of one table. A missing or damaged one is no obstacle: what it says can be made anew.
+
+    Writing and dropping is for one thread at a time.
+    """
+
+    def __init__(self, table: Path, scratch: Path, filesystem: Filesystem) -> None:
+        self._path, self._filesystem = table / "state", filesystem
+        self._scratch = scratch / f"state-{table.name}"
+
+    def write(self, states: Mapping[str, bytes]) -> None:
+        """Replaces files, durably: each whole or not at all. Raises CapacityError, StorageError."""
+        temporaries = {name: self._scratch.with_name(f"{self._scratch.name}+{checked(name)}") for name in states}
+        if not states:
+            return
+        try:
+            if not self._path.exists():
+                self._path.mkdir(mode=0o700)
+                self._filesystem.fsync_directory(self._path.parent)
+            for name, data in states.items():
+                self._filesystem.write_file(temporaries[name], pack_file(STATE_MAGIC, data))
+            self._filesystem.crashpoint("state.written")
+            for name, temporary in temporaries.items():
+                self._filesystem.replace(temporary, self._path / name)
+                self._filesystem.crashpoint("state.renamed")
+            self._filesystem.fsync_directory(self._path)
+        except OSError as error:
+            for temporary in temporaries.values():
+                with suppress(OSError):
+                    temporary.unlink()
+            raise disk_error(self._path, error) from error
+
+    def read(self, name: str) -> bytes | None:
+        """Returns what was written, None if there is nothing, or nothing whole."""
+        try:
+            content = (self._path / checked(name)).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.error("state %s cannot be read and is left out: %s", self._path / name, error)
+            return None
+        data = unpack_file(STATE_MAGIC, content)
+        if data is None:
+            log.error("state %s is damaged or of an unknown version, and is left out", self._path / name)
+        return data
+
+    def names(self) -> list[str]:
+        """Returns the names of the files, damaged ones too."""
+        try:
+            return sorted(file.name for file in self._path.iterdir() if _NAME.fullmatch(file.name))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            log.error("state %s cannot be listed and is left out: %s", self._path, error)
+            return []
+
+    def drop(self, name: str) -> None:
+        """Removes a file, durably, if it is there. Raises StorageError."""
+        try:
+            (self._path / checked(name)).unlink()
+            self._filesystem.fsync_directory(self._path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise disk_error(self._path, error) from error

@@ -1,0 +1,161 @@
+"""What goes and what is remembered: capacity, deletion, the disk space of both, and the state of samplers and limiter."""
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from replaysvc import sampler_state
+from replaysvc.checks import check_number
+from replaysvc.committer import Committer
+from replaysvc.core import Core
+from replaysvc.drawing import BLOCK
+from replaysvc.errors import InvalidRequestError, ReplayError
+from replaysvc.limiter import check_chunk
+from replaysvc.options import Limiter
+from replaysvc.removal import remove_episodes, remove_excess
+from replaysvc.table_index import DELETED
+from replaysvc.types import Array
+from replaysvc.writer import choose_chunk_steps
+
+_IDLE_EPISODE_S = 3600.0  # an open episode whose steps are all removed is given up when its writer was silent for so long
+_RECLAIM_SHARE = 4  # the disk is looked through for space when a segment's share of bytes was removed
+
+
+class Upkeep:
+    """Removes, deletes and saves for one table. What touches files runs on the committer's thread, but for state files."""
+
+    def __init__(self, core: Core, committer: Committer) -> None:
+        self._core, self._committer = core, committer
+        self._unnoted: list[Array] = []  # ids of episodes that went by their priority, not yet noted on the disk
+        self._holes = 0  # bytes that were removed since the disk was looked through for space
+        self._state_lock = threading.Lock()
+
+    def remove_excess(self) -> None:
+        """Removes what is over capacity; segments that hold nothing else leave the disk."""
+        core = self._core
+        with core.changed:
+            before = core.index.stored_bytes
+            went, by_priority = remove_excess(core.index, core.samplers, core.config)
+            if not went:
+                return
+            if by_priority.size:
+                self._unnoted.append(by_priority)
+            self._holes += before - core.index.stored_bytes
+            kept = core.index.first_chunk_id
+            self._forget_removed_episodes()
+            core.changed.notify_all()
+        if kept is not None:
+            core.store.remove_before(kept)
+        self._reclaim()
+
+    def _reclaim(self, *, at_once: bool = False) -> None:
+        """Gives back the disk space of what was taken out of the middle, when there may be enough of it. The committer's."""
+        core = self._core
+        with core.changed:
+            chunks = core.index.chunks
+            if not at_once and self._holes * _RECLAIM_SHARE < core.config.full_segment_bytes:
+                return
+            self._holes = 0
+            live = chunks["chunk_id"][(chunks["flags"] & DELETED) == 0]
+        core.store.reclaim(live)
+
+    def delete_episodes(self, episode_ids: Any) -> int:
+        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+
+        Raises:
+          InvalidRequestError: one is open, or no id at all.
+        """
+        ids = np.unique([check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids]).astype(np.int64)
+        return int(self._committer.run(lambda: self._delete(ids)))
+
+    def _delete(self, ids: Array) -> int:
+        core = self._core
+        with core.changed:
+            core.check_open()
+            ids = ids[(ids >= core.index.episodes.base) & (ids < core.index.episodes.end)]
+            first_row, _, closed = core.index.episode_state(ids)
+            ids, closed = ids[first_row >= 0], closed[first_row >= 0]
+            if not closed.all():
+                raise InvalidRequestError(f"episode_ids: expected closed episodes, found {int(ids[~closed][0])}, which is open")
+        if not ids.size:
+            return 0
+        core.store.delete_episodes(ids)
+        with core.changed:
+            core.check_open()
+            before = core.index.stored_bytes
+            remove_episodes(core.index, core.samplers, ids)
+            self._holes += before - core.index.stored_bytes
+            core.counts["deleted_episodes"] += len(ids)
+            kept = core.index.first_chunk_id
+            self._forget_removed_episodes()
+            core.changed.notify_all()
+        if kept is not None:
+            core.store.remove_before(kept)
+        self._reclaim(at_once=True)
+        return len(ids)
+
+    def _forget_removed_episodes(self) -> None:
+        """Drops what is known of episodes of which no step is left, unless a writer may still go on with them."""
+        core = self._core
+        limit = core.clock() - _IDLE_EPISODE_S
+        idle = [
+            name
+            for name, episode in core.open_episodes.items()
+            if episode.last_at_s < limit and core.index.is_removed(episode.episode_id)
+        ]
+        for name in idle:
+            del core.open_episodes[name]
+        core.index.forget_episodes_before(
+            min((e.episode_id for e in core.open_episodes.values()), default=core.next_episode_id)
+        )
+
+    def set_limiter(self, limiter: Limiter) -> None:
+        """Puts another limiter in the place of the table's, durably; who waits is asked anew.
+
+        Raises:
+          InvalidRequestError: a chunk could never be let in, or it asks for more steps than the table keeps.
+        """
+        core = self._core
+        check_chunk(limiter, choose_chunk_steps(core.signature, core.config))
+        with core.changed:
+            core.check_open()
+            core.config = core.config.limited(limiter)
+            core.limiter.set_options(limiter)
+            core.changed.notify_all()
+        self.save_state()
+
+    def save_state(self) -> None:
+        """Saves what changed of priorities, queues, counts and generator. One thread at a time."""
+        core = self._core
+        with self._state_lock:
+            with core.changed:
+                core.check_open()
+                state = self._take_state(every=False)
+                unnoted, self._unnoted = self._unnoted, []
+                tail = core.index.tail
+            try:
+                if unnoted:
+                    self._committer.run(lambda: core.store.delete_episodes(np.concatenate(unnoted)))
+                core.store.write_states(state.pack())
+                for name in sampler_state.stale(core.store, core.samplers, tail, BLOCK):
+                    core.store.drop_state(name)
+            except ReplayError:
+                with core.changed:
+                    self._unnoted += unnoted
+                    for name, blocks in state.blocks.items():
+                        core.samplers.put_back_blocks(name, blocks)
+                raise
+
+    def whole_state(self) -> dict[str, bytes]:
+        """Returns all state files as of now, for a snapshot."""
+        core = self._core
+        with core.changed:
+            core.check_open()
+            state = self._take_state(every=True)
+            core.samplers.put_back_all(state.blocks)
+        return state.pack()
+
+    def _take_state(self, *, every: bool) -> sampler_state.State:
+        core = self._core
+        return sampler_state.take(core.samplers, core.limiter, core.rng, core.index.head, every=every)

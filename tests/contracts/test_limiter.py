@@ -1,0 +1,348 @@
+"""Sampling and inserting that wait for each other, through both doors; the formula itself has tests of its own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from replaysvc import Limiter, TableConfig
+from replaysvc.errors import InvalidRequestError, NotReadyError, UnavailableError, WaitTimeoutError
+from replaysvc.limiter import LimiterState
+from replaysvc.replay import Replay
+from tests.builders import SCALARS, write_episode, write_episodes
+from tests.service.checks import stored_lengths, write_numbered
+
+QUEUE = TableConfig(chunk_steps=1, limiter=Limiter.queue(10))
+WORDS = "must be sampled before"
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def flush_in_vain(writer):
+    """Flushes until the writer knows that the limiter is why it cannot: a server waits for a second before it says so."""
+    for _ in range(100):
+        with pytest.raises(WaitTimeoutError) as caught:
+            writer.flush(0.2)
+        if WORDS in str(caught.value):
+            return str(caught.value)
+    return pytest.fail("the limiter is not named")
+
+
+def fill(table, steps=10):
+    """Writes an episode of `steps` without an end, and returns its writer, which waits for 20 ms at most."""
+    writer = table.writer(limit_timeout_s=0.02)
+    write_numbered(writer, 0, steps, end="open")
+    writer.flush()
+    return writer
+
+
+def append(writer, step):
+    """Appends a step to what `fill` wrote."""
+    writer.append(step, 10 * step, step + 1)
+
+
+def append_until_refused(writer, step):
+    """Appends from `step` on until the limiter does not let a step be taken, and returns which one."""
+    for _ in range(100_000):
+        try:
+            append(writer, step)
+        except WaitTimeoutError as error:
+            assert WORDS in str(error)
+            return step
+        step += 1
+    return pytest.fail("nothing held the writer back")
+
+
+def test_sampling_waits_for_min_steps_and_the_insert_that_reaches_them_releases_it(door, pool):
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=1, limiter=Limiter(min_steps=10)))
+    waiting = pool.submit(table.sample, 4, timeout_s=60)
+    writer = fill(table, 9)
+    with pytest.raises(NotReadyError, match="9 of 10 steps"):
+        table.sample(4)
+    assert not waiting.done()
+    assert table.stats().waiting_for == "9 of 10 steps"
+    append(writer, 9)
+    assert len(waiting.result(60)) == 4
+    assert table.stats().waiting_for == ""
+    writer.close()
+
+
+def test_a_full_queue_takes_no_step_more_and_all_that_were_written_are_stored_once(door, pool):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = fill(table)
+    refused = append_until_refused(writer, 10)
+    if refused > 10:  # a client holds some
+        flush_in_vain(writer)
+    assert table.stats().steps == 10
+    while table.stats().steps < refused:
+        table.sample(1, timeout_s=60)
+    append(writer, refused)  # the refused one again
+    flushed = pool.submit(writer.flush, 60)
+    if refused > 10:
+        table.sample(1, timeout_s=60)
+    flushed.result(60)
+    assert stored_lengths(table) == {0: refused + 1}
+    writer.close()
+
+
+def test_sampling_releases_a_blocked_insert(door, pool):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = table.writer()
+    write_numbered(writer, 0, 10, end="open")
+    writer.flush()
+    appended = [pool.submit(append, writer, 10)]
+    appended.append(pool.submit(writer.flush, 60))
+    table.sample(1)
+    for future in appended:
+        future.result(60)
+    writer.flush()
+    assert stored_lengths(table) == {0: 11}
+    writer.close()
+
+
+def test_a_blocked_insert_lets_nobody_sample(door):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = fill(table)
+    append_until_refused(writer, 10)
+    assert len(table.sample(10)) == 10
+    writer.flush(60)
+    steps = table.stats().steps
+    table.sample(steps - 10)
+    if steps == 10:  # an embedded writer has none left that wait
+        append(writer, 10)
+        writer.flush()
+        table.sample(1)
+    with pytest.raises(NotReadyError, match="1 more step must be inserted before 1 item can be sampled"):
+        table.sample(1)
+    writer.close()
+
+
+def test_an_insert_that_waits_is_not_counted_by_samplers(door):
+    """8 of 10 items are taken, and 5 more steps of one chunk do not fit: 2 items are left, not 7."""
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=5, limiter=Limiter.queue(10)))
+    writer = fill(table)
+    with pytest.raises(WaitTimeoutError, match=WORDS):
+        for step in range(10, 15):
+            append(writer, step)
+        flush_in_vain(writer)
+        raise WaitTimeoutError(WORDS)  # a client has taken the chunk, to wait with it
+    table.sample(4)
+    with pytest.raises(NotReadyError, match="4 items were sampled for 10 steps inserted"):
+        table.sample(7)
+    table.sample(1)  # now 5 + 5 fit
+    writer.flush(60)
+    writer.close(60)
+
+
+def test_waits_that_end_at_their_deadline_count_nothing(door):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = fill(table)
+    for _ in range(3):
+        append_until_refused(writer, 10) if writer.__class__ is None else None
+        with pytest.raises(NotReadyError):
+            table.sample(10, timeout_s=0.02)
+            table.sample(1, timeout_s=0.02)
+        break
+    stats = table.stats()
+    assert (stats.steps, stats.sampled_items_total) == (10, 10)
+    writer.close()
+
+
+def test_sampling_that_waits_in_vain_counts_nothing(door):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = fill(table, 4)
+    for _ in range(3):
+        with pytest.raises(NotReadyError, match="1 more step must be inserted before 5 items"):
+            table.sample(5, timeout_s=0.02)
+    assert table.stats().sampled_items_total == 0
+    assert len(table.sample(4)) == 4
+    with pytest.raises(NotReadyError):
+        table.sample(1)
+    assert table.stats().sampled_items_total == 4
+    writer.close()
+
+
+def test_stats_say_what_sampling_waits_for(door):
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=1, limiter=Limiter.queue(10, samples_per_insert=4)))
+    assert table.stats().waiting_for == "0 of 1 steps"
+    writer = fill(table, 2)
+    assert (table.stats().ready, table.stats().waiting_for) == (True, "")
+    table.sample(8)
+    assert table.stats().waiting_for == (
+        "limiter: 8 items were sampled for 2 steps inserted; 1 more step must be inserted before 1 item can be sampled"
+    )
+    assert not table.stats().ready
+    writer.close()
+
+
+def test_concurrent_writers_and_samplers_keep_the_ratio_at_all_times(door, pool, monkeypatch):
+    """2 items a step, between 20 and 60 ahead; in the end 200 steps and 2 * 200 - 20 = 380 items, 95 batches of 4."""
+    low, high, counts, seen = 20, 60, [0, 0], []
+    count_insert, count_sample = LimiterState.count_insert, LimiterState.count_sample
+
+    def counted(state, steps, items, count, n):
+        counts[0] += steps
+        counts[1] += items
+        seen.append((counts[0], 2 * counts[0] - counts[1]))
+        count(state, n)
+
+    monkeypatch.setattr(LimiterState, "count_insert", lambda state, m: counted(state, m, 0, count_insert, m))
+    monkeypatch.setattr(LimiterState, "count_sample", lambda state, n: counted(state, 0, n, count_sample, n))
+    limiter = Limiter(min_steps=20, samples_per_insert=2, error_buffer=(low, high))
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=5, limiter=limiter))
+
+    def write(worker):
+        with table.writer(actor=f"actor-{worker}") as writer:
+            for number in range(10):
+                write_numbered(writer, 10 * worker + number, 10)
+            writer.flush(60)
+
+    def sample():
+        batches = 0
+        while True:
+            try:
+                batches += len(table.sample(4, timeout_s=0.1)) == 4
+            except NotReadyError:
+                if all(future.done() for future in writing):
+                    return batches
+
+    writing = [pool.submit(write, worker) for worker in range(2)]
+    sampling = [pool.submit(sample) for _ in range(2)]
+    for future in writing:
+        future.result(120)
+    assert sum(future.result(60) for future in sampling) == 95
+    assert seen[-1] == (200, low)
+    assert all(diff <= high for _, diff in seen)
+    assert all(diff >= low for steps, diff in seen if steps >= 20)
+    assert stored_lengths(table) == dict.fromkeys(range(20), 10)
+
+
+def test_prefetch_does_not_run_ahead_of_the_ratio(door):
+    """20 items are due; a stream that was asked for 3 batches of 4 leaves 8, whatever it might have fetched ahead."""
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=1, limiter=Limiter.queue(20)))
+    write_episodes(table, [20])
+    stream = table.stream(4, prefetch=8)
+    for _ in range(3):
+        assert len(next(stream)) == 4
+    assert table.stats().sampled_items_total == 12
+    stream.close()
+    assert len(table.sample(8)) == 8
+    with pytest.raises(NotReadyError):
+        table.sample(1)
+
+
+def test_another_limiter_releases_a_sampler_that_waits(door, pool):
+    table = door.create_table("t", SCALARS, TableConfig(limiter=Limiter(min_steps=1000)))
+    write_episodes(table, [3])
+    waiting = pool.submit(table.sample, 2, timeout_s=60)
+    assert table.stats().waiting_for == "3 of 1,000 steps"
+    table.set_limiter(Limiter(min_steps=3))
+    assert len(waiting.result(60)) == 2
+
+
+def test_another_limiter_releases_a_writer_that_waits(door, pool):
+    table = door.create_table("t", SCALARS, QUEUE)
+    writer = table.writer()
+    write_numbered(writer, 0, 10, end="open")
+    writer.flush()
+    written = pool.submit(append, writer, 10)
+    table.set_limiter(Limiter.queue(11))
+    written.result(60)
+    writer.flush(60)
+    assert table.stats().steps == 11
+    writer.close()
+
+
+def test_removals_below_min_steps_hold_sampling_back_and_let_inserts_through(door):
+    """diff is at its largest, 10, with 10 steps. Without any, 5 more come in for min_steps, and no sixth."""
+    limiter = Limiter(min_steps=5, samples_per_insert=1, error_buffer=(0, 10))
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=1, limiter=limiter))
+    write_episodes(table, [5, 5])
+    assert table.delete_episodes([0, 1]) == 2
+    with pytest.raises(NotReadyError, match="0 of 5 steps"):
+        table.sample(1)
+    writer = table.writer(limit_timeout_s=0.02)
+    write_episode(writer, 5, end="open")
+    writer.flush()
+    assert len(table.sample(1)) == 1
+    append_until_refused(writer, 5)
+    assert table.stats().steps == 5
+    table.sample(15 - 1 - 10 + 1)  # 15 - 5 = 10, and one more for the step that waits
+    append(writer, 5)
+    writer.close()
+
+
+def test_a_limited_table_does_not_hinder_another(door):
+    limited, free = door.create_table("limited", SCALARS, QUEUE), door.create_table("free", SCALARS)
+    writer = fill(limited)
+    refused = append_until_refused(writer, 10)
+    write_episodes(free, [500])
+    assert free.stats().steps == 500
+    assert limited.stats().steps == 10
+    limited.set_limiter(Limiter())
+    append(writer, refused)
+    writer.close()
+
+
+def test_closing_the_store_releases_a_blocked_writer(replay, pool):
+    table = replay.create_table("t", SCALARS, QUEUE)
+    writer = table.writer()
+    write_episode(writer, 10, end="open")
+    writer.flush()
+    blocked = pool.submit(append, writer, 10)
+    replay.close()
+    with pytest.raises(UnavailableError):
+        blocked.result(60)
+
+
+def test_counts_survive_a_restart(tmp_path):
+    with Replay(tmp_path / "store") as replay:
+        table = replay.create_table("t", SCALARS, QUEUE)
+        write_episodes(table, [10])
+        table.sample(6)
+    with Replay(tmp_path / "store") as replay:
+        table = replay.table("t")
+        writer = table.writer(limit_timeout_s=0.02)
+        write_episode(writer, 6, end="open")  # 16 inserted, 6 sampled
+        with pytest.raises(WaitTimeoutError, match="16 steps were inserted for 6 items sampled"):
+            writer.append(6, 0.0, 7)
+        assert len(table.sample(10)) == 10
+        with pytest.raises(NotReadyError, match="16 items were sampled for 16 steps inserted"):
+            table.sample(1)
+        writer.close()
+
+
+def test_another_limiter_survives_a_restart(tmp_path):
+    with Replay(tmp_path / "store") as replay:
+        replay.create_table("t", SCALARS, QUEUE).set_limiter(Limiter(min_steps=77))
+    with Replay(tmp_path / "store") as replay:
+        assert replay.table("t").config.limiter == Limiter(min_steps=77)
+        assert replay.table("t").stats().waiting_for == "0 of 77 steps"
+
+
+def test_limiters_under_which_a_chunk_could_wait_for_ever_are_refused(door):
+    with pytest.raises(InvalidRequestError, match="error_buffer.*chunk_steps"):
+        door.create_table("t", SCALARS, TableConfig(chunk_steps=11, limiter=Limiter.queue(10)))
+    assert door.tables() == []
+    table = door.create_table("t", SCALARS, QUEUE)
+    table.set_limiter(Limiter.queue(2))
+    table = door.create_table("u", SCALARS, TableConfig(chunk_steps=11))
+    with pytest.raises(InvalidRequestError, match="error_buffer.*chunk_steps"):
+        table.set_limiter(Limiter.queue(10))
+    write_episodes(table, [30])  # without a limiter still
+
+
+def test_a_batch_that_could_wait_for_ever_is_refused(door):
+    table = door.create_table("t", SCALARS, QUEUE)
+    with pytest.raises(InvalidRequestError, match="max_diff - min_diff = 10"):
+        table.sample(11, timeout_s=60)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, float("nan"), "soon"])
+def test_a_limit_timeout_that_is_no_time_is_refused(door, timeout_s):
+    table = door.create_table("t", SCALARS)
+    with pytest.raises(InvalidRequestError, match="limit_timeout_s"):
+        table.writer(limit_timeout_s=timeout_s)
