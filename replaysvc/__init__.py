@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from replaysvc.config import ClientConfig, StoreConfig, TableConfig
 from replaysvc.options import EpisodeUniform, Fifo, Lifo, Limiter, Prioritized, Recency, Remover, Uniform, WeightNorm
+from replaysvc.ragged import RaggedArray
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
@@ -30,7 +31,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AtEnd", "Batch", "ClientConfig", "DenseReward", "EpisodeRecord", "EpisodeUniform", "Episodes", "FieldSpec", "Fifo",
-    "Goal", "Her", "Lifo", "Limiter", "Precision", "Prioritized", "Recency", "Remover", "Sequences", "Signature",
+    "Goal", "Her", "Lifo", "Limiter", "Precision", "Prioritized", "RaggedArray", "Recency", "Remover", "Sequences", "Signature",
     "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig", "TableStats", "Terminated", "Transitions",
     "Uniform", "UpdateCounts", "WeightNorm", "open",
 ]  # fmt: skip

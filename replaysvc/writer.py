@@ -17,6 +17,7 @@ from replaysvc.checks import check_number
 from replaysvc.codec import ChunkEncoder, ChunkInfo
 from replaysvc.config import TableConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError
+from replaysvc.options import MAX_PRIORITY, Prioritized
 from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
@@ -98,6 +99,8 @@ class Writer:
         self._reward_at = names.index("reward")
         self._specs = tuple(signature.columns)
         self._flat = self._first_action == 1 and names[:3] == ["observation", "action", "reward"] and not signature.extras
+        given = {s.initial_priority for s in config.samplers.values() if isinstance(s, Prioritized)}
+        self._priorities_at = tuple(at for at, name in enumerate(names) if name in given)
         self._lock = sink.make_lock()
         self._open = self._closed = False
         self._ended = "this writer was closed"  # why, once `_closed` is set
@@ -269,6 +272,10 @@ class Writer:
         at = self._reward_at + 1
         for name, tree in declared.items():
             at = self._put_row(at, tree, given[name], name, row=row)
+        for at in self._priorities_at:
+            priority = self._buffers[at][row]
+            if not 0 <= priority <= MAX_PRIORITY:  # a NaN is within nothing
+                raise SpecMismatchError(self._specs[at].name, f"a priority from 0 to {MAX_PRIORITY:g}", repr(priority))
 
     def _cut(self, terminated: bool, truncated: bool, *, wait: bool) -> None:
         """Encodes the steps in the buffers and puts them; afterwards the buffers begin with the last observation."""

@@ -26,6 +26,7 @@ from replaysvc.errors import (
 )  # fmt: skip
 from replaysvc.interface import Replay, Table
 from replaysvc.options import EpisodeUniform, Fifo, Lifo, Limiter, Prioritized, Recency, Remover, Uniform, WeightNorm
+from replaysvc.ragged import RaggedArray
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
@@ -69,6 +70,7 @@ __all__ = [
     "Params",
     "Precision",
     "Prioritized",
+    "RaggedArray",
     "Recency",
     "RemoteTable",
     "Remover",

@@ -12,10 +12,9 @@ class Queue:
     def __init__(self, times: int, newest_first: bool) -> None:
         self._times = times
         self._newest_first = newest_first
-        # Position; how many times it is still to be handed out, 0 once it was removed; a bound: nothing pending from here on
-        # has a lower position. Bounds ascend, so that `remove_before` need look only at items up to where it is reached.
+        # Position; how many times it is still to be handed out; a bound: nothing pending from here on has a lower position.
+        # Bounds ascend, so that `remove_before` need look only at items up to where its position is reached.
         self._items = Strip(3)
-        self._removed = 0  # items that are still in `_items`
         self._available = 0
 
     @property
@@ -26,14 +25,12 @@ class Queue:
     @property
     def pending(self) -> tuple[Array, Array]:
         """Returns (positions int64 [n], remaining int64 [n]) in order of completion, for `restore`."""
-        positions, remaining, _ = self._items.view
-        live = remaining > 0
-        return positions[live], remaining[live]
+        positions, remaining, _ = self._items.view.copy()
+        return positions, remaining
 
     def restore(self, positions: Array, remaining: Array) -> None:
         """Makes what `pending` returned the content."""
         self._items.replace(np.stack([positions, remaining, _bounds(positions)]))
-        self._removed = 0
         self._available = int(remaining.sum())
 
     def insert(self, positions: Array) -> None:
@@ -47,16 +44,14 @@ class Queue:
         self._available += len(positions) * self._times
 
     def draw(self, count: int) -> Array:
-        """Returns int64 [count] and uses it up; `count` is at most `available`. O(count), amortised."""
-        drawn, whole, part, removed = self._plan(count)
-        remaining = self._items.view[1]
+        """Returns int64 [count] and uses it up; `count` is at most `available`. O(count)."""
+        drawn, whole, part = self._plan(count)
         if part:
-            remaining[-1 - whole if self._newest_first else whole] -= part
+            self._items.view[1, -1 - whole if self._newest_first else whole] -= part
         if self._newest_first:
             self._items.drop_last(whole)
         else:
             self._items.drop_first(whole)
-        self._removed -= removed
         self._available -= count
         return drawn
 
@@ -68,46 +63,34 @@ class Queue:
         """Drops what is pending before `position`. O(items that became complete before the last of these)."""
         bounds = self._items.view[2]
         reached = int(bounds.searchsorted(position))
-        if reached:
-            bounds[:reached] = position
-            self._drop(self._items.view[0, :reached] < position)
+        keep = self._items.view[0, :reached] >= position
+        bounds[:reached] = position  # it holds once the others are gone, and saves a look at those that stay
+        self._filter_front(keep)
 
     def remove(self, positions: Array) -> None:
         """Drops what is pending of int64 `positions`. O(pending)."""
-        self._drop(np.isin(self._items.view[0], positions))
+        self._filter_front(~np.isin(self._items.view[0], positions))
 
-    def _plan(self, count: int) -> tuple[Array, int, int, int]:
-        """Returns what to hand out, how many items from the drawing end that uses up, how often the one after them is handed
-        out, and how many of the items used up had been removed."""
+    def _plan(self, count: int) -> tuple[Array, int, int]:
+        """Returns what to hand out, how many items from the drawing end that uses up, how often the next is handed out."""
         if count > self._available:
             raise ValueError(f"count: expected at most {self._available}, found {count}")
         items = self._items.view[:, ::-1] if self._newest_first else self._items.view
-        seen = count  # each is handed out at least once, but for those that were removed
-        while (ends := items[1, :seen].cumsum())[-1:].sum() < count:
-            seen *= 2
-        whole = int(ends.searchsorted(count, side="right"))  # those that end at or before `count`, and removed ones after them
+        ends = items[1, :count].cumsum()  # each is handed out at least once
+        whole = int(ends.searchsorted(count, side="right"))
         part = count - (int(ends[whole - 1]) if whole else 0)
         times = items[1, : whole + (part > 0)].copy()
         if part:
             times[-1] = part
-        return np.repeat(items[0, : len(times)], times), whole, part, int(np.count_nonzero(times == 0))
+        return np.repeat(items[0, : len(times)], times), whole, part
 
-    def _drop(self, dropped: Array) -> None:
-        """Drops the items at the front for which bool [n] `dropped` is true."""
-        remaining = self._items.view[1]
-        dropped &= remaining[: len(dropped)] > 0
-        self._available -= int(remaining[: len(dropped)][dropped].sum())
-        self._removed += int(np.count_nonzero(dropped))
-        remaining[: len(dropped)][dropped] = 0
-        if not self._available:
-            front = len(remaining)
-        else:
-            gone = remaining[: len(dropped) + 1] == 0
-            front = int(gone.argmin()) if not gone.all() else len(gone)
-        self._items.drop_first(front)
-        self._removed -= front
-        if 2 * self._removed > len(self._items):
-            self.restore(*self.pending)
+    def _filter_front(self, keep: Array) -> None:
+        """Drops those of the first items for which bool [n] `keep` is false."""
+        front = self._items.view[:, : len(keep)]
+        gone = len(keep) - int(np.count_nonzero(keep))
+        self._available -= int(front[1, ~keep].sum())
+        front[:, gone:] = front[:, keep]
+        self._items.drop_first(gone)
 
 
 def _bounds(positions: Array) -> Array:

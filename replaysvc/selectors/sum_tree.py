@@ -26,10 +26,10 @@ _DISTINCT_FROM = 4096  # updates; from here on it pays to sort out which parents
 
 
 class _Fold(NamedTuple):
-    """One aggregate: `of` folds [n, 16] children to [n]; `levels[d]` holds nodes of d levels above the leaves, slot by slot."""
+    """One aggregate: `of` folds [n, 16] children to [n]; `levels[d]` holds nodes of d levels above the leaves, slot by slot.
+    Nodes that nothing was written under are 0."""
 
     of: Callable[[Array], Array]
-    empty: float
     levels: list[Array]
 
 
@@ -44,6 +44,7 @@ def _largest(rows: Array) -> Array:
 
 
 def _smallest(rows: Array) -> Array:
+    """Returns the smallest positive child, inf if there is none."""
     smallest: Array = np.minimum.reduce(np.ascontiguousarray(np.where(rows > 0, rows, np.inf).T), axis=0)
     return smallest
 
@@ -60,13 +61,13 @@ class SumTree:
         self._floor = 0  # keys before it are ignored
         self._blocks = np.array([_NEVER])  # those that exist, ascending, and a sentinel, so that a search always hits one
         self._slots = np.array([-1])
-        self._free: list[int] = []  # slots, descending: the lowest is used first, so that high ones stay untouched memory
-        leaves = np.zeros(0)
-        self._folds = [_Fold(_sums, 0.0, [leaves]), _Fold(_largest, 0.0, [leaves])]
-        if extremes:
-            self._folds.append(_Fold(_smallest, np.inf, [leaves]))
+        self._free = [0]  # slots, descending: the lowest is used first, so that high ones stay untouched memory
+        folds = [_sums, _largest, _smallest] if extremes else [_sums, _largest]
+        leaves = np.zeros(BLOCK)
+        self._folds = [
+            _Fold(of, [leaves, *[np.zeros(BLOCK >> FANOUT_BITS * depth) for depth in range(1, DEPTH + 1)]]) for of in folds
+        ]
         self._bounds: Array | None = None  # 0 and the cumulative sums of the blocks, once they are asked for
-        self._reallocate(1)
 
     @property
     def start(self) -> int:
@@ -78,7 +79,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
-        """Returns the memory asked for; up to a fifth of it was never written to, which the system does not count."""
+        """Returns the memory asked for; up to a ninth of it is kept for growth."""
         leaves = self._folds[0].levels[0]
         return leaves.nbytes + sum(level.nbytes for fold in self._folds for level in fold.levels[1:])
 
@@ -194,7 +195,7 @@ class SumTree:
         self._free = sorted([*self._free, *freed], reverse=True)
         for fold in self._folds:
             for level in fold.levels:
-                level.reshape(capacity, -1)[freed] = fold.empty if level is not fold.levels[0] else 0.0
+                level.reshape(capacity, -1)[freed] = 0
 
     def _descend(self, targets: Array, *, careful: bool) -> tuple[Array, Array, Array]:
         """Returns keys, rests and leaves. Not `careful`, rounding may lead off a node's end to a last child that is 0."""
@@ -245,7 +246,7 @@ class SumTree:
         """Gives `blocks`, ascending and not there yet, a slot of zeros each."""
         if len(blocks) > len(self._free):
             needed = len(self._slots) - 1 + len(blocks)
-            self._reallocate(needed + needed // 4)
+            self._reallocate(needed + needed // 8)
         slots = [self._free.pop() for _ in range(len(blocks))]
         at = self._blocks.searchsorted(blocks)
         self._blocks, self._slots = np.insert(self._blocks, at, blocks), np.insert(self._slots, at, slots)
@@ -253,23 +254,16 @@ class SumTree:
 
     def _reallocate(self, capacity: int) -> None:
         """Moves all blocks to new arrays of `capacity` slots, in order."""
-        slots = self._slots[:-1]
-        used = len(slots)
-        leaves = self._copy(self._folds[0].levels[0], capacity << BLOCK_BITS, 0.0, capacity, slots)
+        leaves = self._moved(self._folds[0].levels[0], capacity, 0)
         for fold in self._folds:
-            old = [*fold.levels, *[np.zeros(0)] * (DEPTH + 1 - len(fold.levels))]
-            sizes = [capacity << BLOCK_BITS - FANOUT_BITS * depth for depth in range(DEPTH + 1)]
-            fold.levels[:] = [
-                leaves,
-                *[self._copy(old[depth], sizes[depth], fold.empty, capacity, slots) for depth in range(1, DEPTH + 1)],
-            ]
+            fold.levels[:] = [leaves, *[self._moved(level, capacity, depth) for depth, level in enumerate(fold.levels[1:], 1)]]
+        used = len(self._slots) - 1
         self._slots = np.append(np.arange(used), -1)
         self._free = list(range(capacity - 1, used - 1, -1))
 
-    @staticmethod
-    def _copy(old: Array, size: int, empty: float, capacity: int, slots: Array) -> Array:
-        new = np.zeros(size) if empty == 0 else np.full(size, empty)  # zeros take no memory until they are written to
-        if len(slots):
-            width = size // capacity
-            np.take(old.reshape(-1, width), slots, axis=0, out=new.reshape(capacity, width)[: len(slots)], mode="clip")
+    def _moved(self, old: Array, capacity: int, depth: int) -> Array:
+        width = BLOCK >> FANOUT_BITS * depth
+        slots = self._slots[:-1]
+        new = np.zeros(capacity * width)  # which take no memory until they are written to
+        np.take(old.reshape(-1, width), slots, axis=0, out=new.reshape(-1, width)[: len(slots)], mode="clip")
         return new

@@ -6,9 +6,19 @@ import numpy as np
 import pytest
 
 import replay_client
-from replaysvc import FieldSpec, Sequences, Signature, Stack, StackPadding, TableConfig, Transitions
-from replaysvc.errors import SpecMismatchError
-from replaysvc.ragged import RaggedArray
+from replaysvc import (
+    FieldSpec,
+    Her,
+    RaggedArray,
+    Sequences,
+    Signature,
+    SparseReward,
+    Stack,
+    StackPadding,
+    TableConfig,
+    Transitions,
+)
+from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
 
@@ -187,3 +197,38 @@ def test_stacked_lists_have_one_axis_more(door, padding, before):
     for i, t in enumerate(batch.t.tolist()):
         assert lists(batch.observation[i]) == frames[t : t + 2]
         assert lists(batch.next_observation[i]) == frames[t + 1 : t + 3]
+
+
+def test_a_stack_of_one_of_several_observations_takes_its_lengths_along(door):
+    table = door.create_table("t", Signature({"n": FieldSpec("n", (), np.int64), "tokens": TOKENS.observation}, TOKENS.action))
+    with table.writer() as writer:
+        writer.begin({"n": 0, "tokens": [5]})
+        writer.append(0, 0.0, {"n": 1, "tokens": [6, 7]}, truncated=True)
+    batch = table.sample(2, Transitions(stack=Stack(frames=2, columns=("tokens",))))
+    assert batch.next_observation["n"].tolist() == [1, 1]
+    assert [lists(item) for item in batch.next_observation["tokens"]] == [[[5], [6, 7]]] * 2
+    for name in ("tokens/length", "observation/tokens/length", "n"):
+        with pytest.raises(InvalidRequestError, match="stack"):
+            table.sample(2, Transitions(stack=Stack(frames=2, columns=(name,))))
+
+
+def test_recurrent_state_may_be_ragged(door):
+    """Three steps of a sequence, and the extra of the first of them alone."""
+    table = door.create_table("t", TOKENS, TableConfig(chunk_steps=2))
+    write(table)
+    batch = table.sample(10, Sequences(length=3, state=("legal",)), seed=6)
+    assert lists(batch.extras["legal"]) == [LEGAL[t] for t in batch.t]
+    assert batch.extras["legal"].lead == (10,)
+
+
+@pytest.mark.parametrize("suffix", ["", "/length"])
+def test_ragged_goals_cannot_be_relabelled(door, suffix):
+    goal = FieldSpec("goal", (4,), np.float32, ragged=True)
+    table = door.create_table("t", Signature({"achieved_goal": goal, "desired_goal": goal}, TOKENS.action))
+    with table.writer() as writer:
+        writer.begin({"achieved_goal": [1.0], "desired_goal": [2.0]})
+        writer.append(0, 0.0, {"achieved_goal": [], "desired_goal": [2.0]}, truncated=True)
+    assert lists(table.sample(1).observation["desired_goal"]) == [[2.0]]
+    her = Her(reward=SparseReward(0.5), achieved=f"achieved_goal{suffix}", desired=f"desired_goal{suffix}")
+    with pytest.raises(InvalidRequestError, match="her.achieved"):
+        table.sample(1, Transitions(her=her))

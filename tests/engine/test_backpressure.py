@@ -80,8 +80,8 @@ def test_memory_is_set_aside_before_chunks_are_decoded_and_given_back(small, mon
     table = small.create_table("t", BLOBS, TableConfig(chunk_steps=4))
     engine, committer = small.engine("t"), small._committer
     held = []
-    decode = engine._decoder.decode
-    monkeypatch.setattr(engine._decoder, "decode", lambda *args: (held.append(committer._held_bytes), decode(*args))[1])
+    decode = engine._core.decoder.decode
+    monkeypatch.setattr(engine._core.decoder, "decode", lambda *args: (held.append(committer._held_bytes), decode(*args))[1])
     with table.writer() as writer:
         writer.begin(np.zeros(1 << 16, np.uint8))
         for t in range(4):

@@ -56,13 +56,13 @@ def drawn(space, vector_steps, count):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", REAL)
 def test_a_recorded_vector_loop_stores_what_plain_loops_see(door, name, mode):
-    envs = SyncVectorEnv(makers(name, 3), autoreset_mode=mode)
-    actions = drawn(envs.single_action_space, 30, 3)
+    envs = SyncVectorEnv(makers(name, 2), autoreset_mode=mode)
+    actions = drawn(envs.single_action_space, 25, 2)
     table = door.create_table("t", lossless(envs))
     recorded = RecordToReplayVector(envs, table, actor="actor")
-    taken = run(recorded, actions, 30, seed=11)
+    taken = run(recorded, actions, 25, seed=11)
     recorded.close()
-    for i in range(3):
+    for i in range(2):
         plain = make(name)
         assert_stored(table, play(plain, actions[i][: taken[i]], seed=11 + i), actor=f"actor-{i}")
         plain.close()

@@ -383,5 +383,12 @@ def test_a_chunk_with_impossible_lengths_is_corrupt(length):
     )  # fmt: skip
     columns = [np.ones((2, 4), np.int32), np.array([4, length], np.uint32), np.zeros(1, np.int64), np.zeros(1, np.float32)]
     chunk = ChunkEncoder(signature).encode(info, columns)
-    with pytest.raises(ChunkCorruptError, match="observation: lengths: expected 0 to 4"):
+    with pytest.raises(ChunkCorruptError, match="observation.*length"):
         episode_columns(signature, ChunkDecoder(signature).decode([chunk]), 0, 1)
+
+
+@pytest.mark.parametrize("lengths", [[2, 5], [2, 2**32 - 1]])
+def test_a_batch_with_impossible_lengths_is_corrupt(lengths):
+    columns = {"observation": np.ones((2, 4), np.int32), "observation/length": np.array(lengths, np.uint32)}
+    with pytest.raises(ChunkCorruptError, match=f"^observation: lengths: expected 0 to 4, found {lengths[1]}$"):
+        unflatten(Signature(spec(), ACTION).observation, columns)

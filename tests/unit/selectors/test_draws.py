@@ -94,6 +94,20 @@ def test_recency_keeps_its_digits_at_any_size(size, half_life):
         assert set(probability.tolist()) == {1.0}
 
 
+class Highest:
+    """A generator that draws the highest number there is below 1."""
+
+    def random(self, count):
+        return np.full(count, np.nextafter(1, 0))
+
+
+def test_rounding_never_makes_an_age_of_the_whole_size():
+    for half_life in (0.5, 1.0, 10.0, 1e5, 1e15):
+        for size in range(1, 400):
+            positions, _ = draw_recent(Highest(), 1, Row(size), half_life)
+            assert positions[0] >= 0
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_prioritized_draws_in_proportion_to_priority_to_the_alpha(alpha):
     given = np.random.default_rng(6).integers(0, 6, 70).astype(np.float64)

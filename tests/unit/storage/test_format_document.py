@@ -10,8 +10,10 @@ import pytest
 
 import replaysvc.storage
 from replaysvc.codec import header
-from replaysvc.storage import CRASH_POINTS, params, records
+from replaysvc.storage import CRASH_POINTS, deletions, params, records, state
+from replaysvc.storage.compaction import BATCH_BYTES
 from replaysvc.storage.segment import MAX_BATCH_BYTES, ROOM
+from replaysvc.storage.store import FIRST_FORMAT, FORMAT
 from replaysvc.storage.table_store import MAX_SESSIONS
 from tests.store_builders import SESSION, append_each, make_table, segments
 
@@ -63,6 +65,7 @@ def test_index_record_is_as_the_document_says():
         ("### Episode record", [records.EPISODE]),
         ("### Session record", [records.SESSION, records.CHECKSUM]),
         ("## A parameter set", [params.HEADER]),
+        ("## A small file", [state.HEADER]),
         ("## A chunk", [header.PREFIX, header.FIXED]),
         ("### Column descriptor", [header.DESCRIPTOR]),
     ],
@@ -112,7 +115,19 @@ def test_files_keys_and_databases_are_those_that_a_store_has(tmp_path):
     store, opened = make_table(path)
     append_each(opened, 0, 4)
     store.put_params("policy", 1, b"data")
+    opened.write_state("name", b"data")
+    opened.delete_episodes([1])
     store.close()
+    files = {entry.name for entry in (path / "tables" / "t").iterdir()}
+    assert {re.sub(r"seg-\d{20}", "seg-ID", name) for name in files} == {
+        "table.json",
+        "deleted",
+        "deleted.bak",
+        "state",
+        "seg-ID",
+    }
+    for name in ("table.json ", "deleted ", "deleted.bak ", "state/NAME ", "seg-ID/ ", "seg-ID.N/ "):
+        assert f"\n    {name}" in DOCUMENT
     assert {row[0] for row in table("### FORMAT")} == set(json.loads((path / "FORMAT").read_bytes()))
     assert {row[0] for row in table("### table.json")} == set(json.loads((path / "tables" / "t" / "table.json").read_bytes()))
     for entry in path.iterdir():
@@ -144,4 +159,10 @@ def test_numbers_in_the_text_are_those_of_the_code():
     assert f"{ROOM >> 20} MiB larger" in DOCUMENT
     assert f"up to {header.MAX_METADATA_BYTES}" in DOCUMENT
     assert params.MAGIC.decode() in DOCUMENT
+    assert {name: meaning for _, _, _, name, meaning in table("## A small file")}["magic"] == (
+        f"`{deletions.MAGIC.decode()}` deleted episodes, `{state.STATE_MAGIC.decode()}` state"
+    )
+    assert f"{BATCH_BYTES >> 20} MiB\n  a transaction" in DOCUMENT
+    assert (FIRST_FORMAT, FORMAT, state.VERSION) == (1, 2, 1)
+    assert DOCUMENT.startswith(f"# The bytes on disk, format versions {FIRST_FORMAT} and {FORMAT}\n")
     assert header.MAGIC.decode() in DOCUMENT
