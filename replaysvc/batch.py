@@ -32,7 +32,8 @@ TARGET_COLUMNS: Mapping[str, np.dtype[Any]] = {
 }  # fmt: skip
 """The columns that targets are made of, [B] or [B, T]."""
 
-HER_COLUMNS = ("her/achieved", "her/goal", "her/reward", "her/counts")
+COUNTS = "/counts"  # of a batch of sequences: steps in each window, int64 [B]; no column of a signature begins so
+HER_COLUMNS = ("/her/achieved", "/her/goal", "/her/reward", "/her/counts")
 """What a learner's own reward function needs: goals achieved after each step [B, W, ...], the new goal [B, ...], stored rewards
 [B, W] and steps in each window [B]."""
 
@@ -136,7 +137,7 @@ def _sequences(signature: Signature, what: Any, layout: Layout, columns: Mapping
     length = shape[1] if len(shape) == 2 else 0
     n_step = what.n_step if isinstance(what, Sequences) else 1
     targets = {name: _plain(columns, name, dtype, (size, length)) for name, dtype in TARGET_COLUMNS.items()}
-    counts = _plain(columns, "counts", np.dtype(np.int64), (size,))
+    counts = _plain(columns, COUNTS, np.dtype(np.int64), (size,))
     width = length + n_step - 1
     if not length or int(counts.min(initial=1)) < 1 or int(counts.max(initial=1)) > width:
         raise ChunkCorruptError(f"batch: expected windows of 1 to {width} steps")

@@ -182,7 +182,7 @@ class Samplers:
             options = self.options[name]
             assert isinstance(options, Fifo | Lifo)
             queue = Queue(options.max_times_sampled, newest_first=isinstance(options, Lifo))
-            queue.insert(np.sort(self._set(kind).positions()))
+            queue.insert(self._set(kind).by_completion(self._set(kind).positions()))
             self.queues[name] = kind, queue
         bound, queue = self.queues[name]
         if bound != kind:
@@ -212,19 +212,19 @@ class Samplers:
                         tree.set(changed.removed, np.zeros(changed.removed.size))
             for of, queue in self.queues.values():
                 if of == kind and changed.added.size:
-                    queue.insert(np.sort(changed.added))
+                    queue.insert(items.by_completion(changed.added))
 
     def remove_before(self, tail: int, touched: Array) -> None:
         """Forgets the steps before `tail`, the index's new one; `touched`: ids of the episodes that lost steps."""
         self.steps.remove_before(tail)
         for priorities in self.priorities.values():
             priorities.remove_before(tail)
-        for items in self._sets.values():
-            items.trim(touched)
         for tree in self._trees.values():
             tree.remove_before(tail)
         for _, queue in self.queues.values():
             queue.remove_before(tail)
+        for kind, items in self._sets.items():
+            self._drop(kind, items.trim(touched))
 
     def take_out(self, rows: Array, touched: Array) -> None:
         """Forgets chunks, wherever they stand, that cannot be drawn any more."""
@@ -238,9 +238,13 @@ class Samplers:
         for priorities in self.priorities.values():
             priorities.remove(positions)
         for kind, items in self._sets.items():
-            removed = items.take_out(rows, touched)
+            self._drop(kind, items.take_out(rows, touched))
+
+    def _drop(self, kind: Kind, removed: Array) -> None:
+        """Takes positions that are items of a kind no more out of what draws them."""
+        if removed.size:
             for (_, of), tree in self._trees.items():
-                if of == kind and removed.size:
+                if of == kind:
                     tree.set(removed, np.zeros(removed.size))
             for of, queue in self.queues.values():
                 if of == kind:
@@ -325,5 +329,5 @@ class Samplers:
         if positions.size and len(index.chunks):
             live &= items.holds(positions)
         queue.restore(positions[live], remaining[live])
-        queue.insert(np.sort(items.since(head)))
+        queue.insert(items.by_completion(items.since(head)))
         self.queues[name] = kind, queue

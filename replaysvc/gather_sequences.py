@@ -6,7 +6,7 @@ takes observations and next observations out of them. The table holds its lock a
 
 import numpy as np
 
-from replaysvc.batch import BatchColumn
+from replaysvc.batch import COUNTS, BatchColumn
 from replaysvc.gather import Source, item_columns, relabeled_ends
 from replaysvc.nstep import sequence_targets
 from replaysvc.planning import Plan
@@ -65,7 +65,7 @@ def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
         else:
             columns.append(_zeroed(source, i, source.take(i, steps), past))
     targets = sequence_targets(*ends, what.gamma, length, n_step)
-    columns.append(BatchColumn("counts", ends.counts))
+    columns.append(BatchColumn(COUNTS, ends.counts))
     return columns + [BatchColumn(name, values) for name, values in targets._asdict().items()]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replaysvc.chunk_links import NONE
-from replaysvc.requests import AtEnd, Episodes, Transitions, Window
+from replaysvc.requests import AtEnd, Episodes, Stack, Transitions, Window
 from replaysvc.selectors import Drawn, Runs, SumTree
 from replaysvc.table_index import DEAD, Added, TableIndex
 from replaysvc.types import Array
@@ -34,7 +34,8 @@ class Kind:
     """What makes a step the anchor of an item: windows of `length` steps begin every `period` steps of an episode.
 
     closed_only: only in episodes that have an end. span: only once so many steps from the anchor on are stored, or its episode
-    is closed (0: at once). max_steps: only in episodes of at most so many steps, wholly stored (0: any).
+    is closed (0: at once). max_steps: only in episodes of at most so many steps, wholly stored (0: any). back: only with so
+    many steps before the anchor stored, or all from the episode's start, for stacks.
     """
 
     length: int = 1
@@ -43,6 +44,7 @@ class Kind:
     closed_only: bool = False
     span: int = 0
     max_steps: int = 0
+    back: int = 0
 
     def limit(self, length: Array, closed: Array) -> Array:
         """Returns the step before which anchors lie, in episodes of `length` steps."""
@@ -79,14 +81,16 @@ STEPS = Kind()
 def kind_of(what: Window, *, complete: bool = False) -> Kind:
     """Returns the kind of the items of `what`; `complete` for queues, which hand each out but once."""
     closed_only = what.her is not None and not what.her.open_episodes
+    assert isinstance(what.stack, Stack)
+    back = what.stack.frames - 1
     if isinstance(what, Transitions):
-        return Kind(closed_only=closed_only, span=what.n_step if complete else 0)
+        return Kind(closed_only=closed_only, span=what.n_step if complete else 0, back=back)
     if isinstance(what, Episodes):
         return Kind(period=_WHOLE, closed_only=closed_only or complete or not what.open_episodes, max_steps=what.max_steps)
     assert what.period is not None
     rest = Rest.NONE if what.at_end is AtEnd.DROP else Rest.ONE
     span = what.length + what.n_step - 1 if complete else 0
-    return Kind(length=what.length, period=what.period, rest=rest, closed_only=closed_only, span=span)
+    return Kind(length=what.length, period=what.period, rest=rest, closed_only=closed_only, span=span, back=back)
 
 
 class Changed(NamedTuple):
@@ -132,7 +136,22 @@ class ItemSet:
 
     def positions(self) -> Array:
         """Returns all items' positions, oldest first. O(items)."""
-        return self.select(np.arange(self.size))
+        return self.select(np.arange(self.size)) if self.size else np.empty(0, np.int64)
+
+    def by_completion(self, positions: Array) -> Array:
+        """Returns items in the order in which they became complete: by the step that completed each, then by themselves."""
+        if not positions.size:
+            return positions
+        index, chunks = self._index, self._index.chunks
+        at = index.row_of(positions) - chunks.base
+        ids = chunks["episode_id"][at]
+        _, length, _ = index.episode_state(ids)
+        last = length - 1
+        if self.kind.span:
+            last = np.minimum(last, chunks["first_step"][at] + positions - chunks["position"][at] + self.kind.span - 1)
+        row = index.locate(ids, last)
+        found = np.where(row >= chunks.base, row - chunks.base, at)
+        return positions[np.lexsort((positions, chunks["position"][found] + last - chunks["first_step"][found]))]
 
     def since(self, head: int) -> Array:
         """Returns the positions of the items that became such by what was added from position `head` on."""
@@ -176,26 +195,54 @@ class ItemSet:
         index = self._index
         self._counts.grow(index.chunks.end, start=index.chunks.base)
         older = self._older_rows(added) if self._reaches_back else np.empty(0, np.int64)
-        changed = self._recount(np.concatenate((older, np.arange(added.rows.start, added.rows.stop))))
+        changed = self._recount(np.concatenate((older, np.arange(added.rows.start, added.rows.stop))), grows=True)
         if self._episodes is not None:
             self._count_episodes(added.episode_ids)
         return changed
 
-    def trim(self, touched: Array) -> None:
-        """Forgets what was removed at the old end; `touched`: ids of the episodes that lost steps."""
-        base = self._index.chunks.base
+    def trim(self, touched: Array) -> Array:
+        """Forgets what was removed at the old end; `touched`: ids of the episodes that lost steps.
+
+        Returns the positions of stored steps that are items no more.
+        """
+        index, base = self._index, self._index.chunks.base
         self._counts.remove_before(base)
-        if len(self._index.chunks):
-            self._recount(np.array([base]))
+        removed = np.empty(0, np.int64)
+        if len(index.chunks):
+            rows = np.array([base])
+            if self.kind.back:
+                first_row, _, _ = index.episode_state(touched)
+                left = first_row >= base
+                rows = np.union1d(rows, self._rows_from(touched[left], index.first_live_step(first_row[left])))
+            removed = self._recount(rows, grows=False).removed
         if self._episodes is not None:
             self._count_episodes(touched)
+        return removed[removed >= index.tail]
 
     def take_out(self, rows: Array, touched: Array) -> Array:
-        """Forgets chunks that cannot be drawn any more; returns the positions of their items."""
-        removed = self._recount(rows).removed
+        """Forgets chunks that cannot be drawn any more; returns the positions that are items no more."""
+        if self.kind.back and rows.size:
+            chunks = self._index.chunks
+            at = rows - chunks.base
+            after = self._rows_from(chunks["episode_id"][at], chunks["first_step"][at] + chunks["n_steps"][at])
+            rows = np.union1d(rows, after)
+        removed = self._recount(rows, grows=False).removed
         if self._episodes is not None:
             self._count_episodes(touched)
         return removed
+
+    def _rows_from(self, ids: Array, steps: Array) -> Array:
+        """Returns the chunks of episodes in which a stack may need what stands before these steps."""
+        index, chunks = self._index, self._index.chunks
+        found: list[Array] = []
+        row, end = index.locate(ids, steps), steps + self.kind.back
+        while True:
+            going = (row >= chunks.base) & (chunks["first_step"][np.maximum(row - chunks.base, 0)] < end)
+            row, end = row[going], end[going]
+            if not row.size:
+                return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+            found.append(row)
+            row = chunks["next_row"][row - chunks.base]
 
     @property
     def _reaches_back(self) -> bool:
@@ -232,8 +279,8 @@ class ItemSet:
             found.append(row)
             row = chunks["prev_row"][row - base]
 
-    def _recount(self, rows: Array) -> Changed:
-        """Counts the items of chunks again and says which came and went."""
+    def _recount(self, rows: Array, *, grows: bool) -> Changed:
+        """Counts the items of chunks again; those that came or went did so at the end if the table `grows`, else at the start."""
         old = self._counts.get(rows).astype(np.int64)
         first, new = self._ranges(rows)
         different = np.flatnonzero(old != new)
@@ -241,7 +288,10 @@ class ItemSet:
             return Changed(np.empty(0, np.int64), np.empty(0, np.int64))
         rows, first, old, new = rows[different], first[different], old[different], new[different]
         self._counts.set(rows, new.astype(np.float64))
-        return Changed(self._expand(rows, first, old, new), self._expand(rows, first, new, old))
+        if grows:
+            return Changed(self._expand(rows, first, old, new), self._expand(rows, first, new, old))
+        end = self._end(rows)
+        return Changed(np.empty(0, np.int64), self._expand(rows, end, -old, -new))
 
     def _expand(self, rows: Array, first: Array, start: Array, stop: Array) -> Array:
         """Returns the positions of the anchors with numbers [start, stop) in each chunk."""
@@ -260,13 +310,37 @@ class ItemSet:
         """Returns of chunks the number, within its episode, of the first anchor that is stored, and how many are items."""
         chunks, period = self._index.chunks, self.kind.period
         at = rows - chunks.base
-        first, n_steps, position = chunks["first_step"][at], chunks["n_steps"][at], chunks["position"][at]
-        _, length, closed = self._index.episode_state(chunks["episode_id"][at])
-        low = first + np.maximum(self._index.tail - position, 0)
-        high = np.minimum(first + n_steps, self.kind.limit(length, closed))
+        low = chunks["first_step"][at] + np.maximum(self._index.tail - chunks["position"][at], 0)
+        if self.kind.back:
+            low = np.maximum(low, self._first_stackable(at))
         begin = -(-low // period)
-        end = -(-high // period)
+        end = self._end(rows)
         return begin, np.where((chunks["flags"][at] & DEAD) == 0, np.maximum(end - begin, 0), 0)
+
+    def _end(self, rows: Array) -> Array:
+        """Returns of chunks the number, within its episode, of the anchor after the last item."""
+        chunks = self._index.chunks
+        at = rows - chunks.base
+        _, length, closed = self._index.episode_state(chunks["episode_id"][at])
+        high = np.minimum(chunks["first_step"][at] + chunks["n_steps"][at], self.kind.limit(length, closed))
+        end: Array = -(-high // self.kind.period)
+        return end
+
+    def _first_stackable(self, at: Array) -> Array:
+        """Returns of chunks (entries of the index) the first step that has `back` steps, or its whole episode, before it."""
+        chunks, tail, back = self._index.chunks, self._index.tail, self.kind.back
+        begin, cut = chunks["first_step"][at], chunks["position"][at] < tail
+        begin = begin + np.where(cut, tail - chunks["position"][at], 0)  # from here on all is stored, as far as is known yet
+        wanted = chunks["first_step"][at] - back
+        row = np.where(cut | (begin <= 0), NONE, chunks["prev_row"][at])
+        while True:
+            going = np.flatnonzero((row >= chunks.base) & (begin > wanted))
+            if not going.size:
+                return np.where(begin == 0, 0, begin + back)
+            before = row[going] - chunks.base
+            removed = np.maximum(tail - chunks["position"][before], 0)
+            begin[going] = chunks["first_step"][before] + np.minimum(removed, chunks["n_steps"][before])
+            row[going] = np.where(removed > 0, NONE, chunks["prev_row"][before])
 
     def _episode_range(self, ids: Array) -> tuple[Array, Array]:
         """Returns the numbers [low, high) of the anchors of episodes that are items; a lost chunk between is not looked for."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from replaysvc.errors import InvalidRequestError
 from replaysvc.requests import Her, Sequences, Stack, Window
-from replaysvc.spec import GOAL_NAMES, FieldSpec, Signature, leaves
+from replaysvc.spec import GOAL_NAMES, Signature, columns_of
 
 _ROOT = "observation"
 
@@ -53,10 +53,15 @@ def _observation(signature: Signature, field: str, name: str) -> list[int]:
     count = signature.observation_columns
     for path in (name, f"{_ROOT}/{name}"):
         found = [i for i in range(count) if (signature.columns[i].name + "/").startswith(path + "/")]
-        if found:
+        if found and not _is_length(signature, found[0]):
             return found
     known = [spec.name for spec in signature.columns[:count]]
     raise InvalidRequestError(f"{field}: expected an observation among {known}, found {name!r}")
+
+
+def _is_length(signature: Signature, i: int) -> bool:
+    """Returns whether column `i` is the lengths of the one before it, with which it goes."""
+    return i > 0 and signature.columns[i - 1].ragged
 
 
 def _stacked(signature: Signature, stack: Stack) -> set[int]:
@@ -67,7 +72,7 @@ def _stacked(signature: Signature, stack: Stack) -> set[int]:
         chosen = {i for i, parts in enumerate(names) if not GOAL_NAMES & parts}
     for i in sorted(chosen):
         spec = signature.columns[i]
-        if not spec.shape and spec.dtype.kind in "iub":
+        if not spec.shape and spec.dtype.kind in "iub" and not _is_length(signature, i):
             raise InvalidRequestError(f"stack: expected observations that are no {spec.dtype} scalars, found {spec.name}")
     return chosen
 
@@ -94,5 +99,5 @@ def _state(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
     for name in names:
         if name not in signature.extras:
             raise InvalidRequestError(f"state: expected extras among {sorted(signature.extras)}, found {name!r}")
-        wanted |= {numbers[leaf.name] for leaf in leaves(signature.extras[name]) if isinstance(leaf, FieldSpec)}
+        wanted |= {numbers[column.name] for column in columns_of(signature.extras[name])}
     return frozenset(wanted)

@@ -99,7 +99,8 @@ def _resolve(
         frames = resolve_backward(
             rows, offsets, layout.most_frames, chunks["n_steps"], chunks["first_step"], chunks["prev_row"], base
         )
-        bad |= frames.broken
+        oldest = chunks["position"].take(frames.rows[:, 0] - base) + frames.offsets[:, 0]
+        bad |= frames.broken | (oldest < index.tail)
     goals = None
     if what.her is not None:
         goals = _choose_goals(index, rng, what, rows, offsets)
@@ -124,8 +125,7 @@ def _begin(index: TableIndex, what: Sequences | Episodes, rows: Array, offsets: 
     if late.size and what.at_end is AtEnd.SHIFT:
         ids = chunks["episode_id"].take(at[late])
         first_row, _, _ = index.episode_state(ids)
-        first = chunks["first_step"].take(first_row - chunks.base)
-        start = np.maximum(length[late] - what.length, first)
+        start = np.maximum(length[late] - what.length, index.first_live_step(first_row))
         rows, offsets = rows.copy(), offsets.copy()
         rows[late] = index.locate(ids, start)
         known = late[rows[late] >= chunks.base]
@@ -141,7 +141,7 @@ def _choose_goals(index: TableIndex, rng: np.random.Generator, what: Window, row
     at = rows - chunks.base
     ids = chunks["episode_id"].take(at)
     first_row, length, _ = index.episode_state(ids)
-    first = chunks["first_step"].take(np.maximum(first_row - chunks.base, 0))
+    first = index.first_live_step(first_row)
     relabeled = rng.random(len(rows)) < what.her.ratio
     steps = choose_steps(rng, what.her.goal, chunks["first_step"].take(at) + offsets, first, length)
     found = index.locate(ids, steps)

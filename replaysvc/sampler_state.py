@@ -48,7 +48,7 @@ class State:
         return files
 
 
-def take(samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int, *, every: bool) -> State:
+def take(samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, tail: int, head: int, *, every: bool) -> State:
     """Returns what changed since the last time, or all of it."""
     queues, arrays, taken = {}, {}, {}
     for name, (kind, queue) in samplers.queues.items():
@@ -59,10 +59,19 @@ def take(samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, he
         for number in taken[name]:
             arrays[f"priorities.{name}.{number}"] = samplers.block(name, number)
     main = {
-        "head": head, "rng": rng.bit_generator.state, "queues": queues, "inserted": limiter.inserted,
+        "head": head, "tail": tail, "rng": rng.bit_generator.state, "queues": queues, "inserted": limiter.inserted,
         "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
     }  # fmt: skip
     return State(main, arrays, taken)
+
+
+def saved_tail(store: TableStore) -> int:
+    """Returns the position before which steps were removed when state was saved last; 0 if that is not known."""
+    data = store.read_state(_MAIN) if _MAIN in store.state_names() else None
+    try:
+        return int(json.loads(data or b"{}").get("tail", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0
 
 
 def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int) -> None:

@@ -36,7 +36,7 @@ MAX_COLUMNS = 256  # chosen by hand; bounds the header that a decoder must walk
 RESERVED_NAMES = frozenset(
     (
         "observation", "action", "reward", "terminated", "truncated", "next_observation", "discount", "positions", "episode_id",
-        "t", "probability", "importance_weight", "age_s", "policy_version", "mask", "is_first", "metadata",
+        "t", "probability", "importance_weight", "age_s", "policy_version", "mask", "is_first", "relabeled", "metadata",
     )
 )  # fmt: skip
 GOAL_NAMES = frozenset(("achieved_goal", "desired_goal"))

@@ -65,6 +65,9 @@ class Table:
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
         index = TableIndex(loaded)
+        tail = min(sampler_state.saved_tail(store), index.head)
+        if tail > index.tail:
+            index.remove_before(tail)
         samplers, limiter = Samplers(config.samplers, index), LimiterState(config.limiter)
         sampler_state.restore(store, samplers, limiter, rng, index.head)
         self._core = Core(

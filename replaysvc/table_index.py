@@ -176,8 +176,10 @@ class TableIndex:
             tail = max(tail, int(self.chunks["position"][rows]))
         if capacity_steps is not None and self.live_steps > capacity_steps:
             tail = max(tail, self._tail_without(self.live_steps - capacity_steps))
-        if tail == self.tail:
-            return None
+        return self.remove_before(tail) if tail > self.tail else None
+
+    def remove_before(self, tail: int) -> Array:
+        """Moves the tail forward to `tail`; returns the ids of the episodes that lost steps."""
         self.live_steps -= self._live_between(self.tail, tail)
         touched = np.unique(self.chunks["episode_id"][: int(np.searchsorted(self.chunks["position"], tail))])
         self.tail = tail
@@ -248,8 +250,11 @@ class TableIndex:
         self.episodes.remove_to(min(first, episode_id))
 
     def runs(self) -> list[tuple[int, int]]:
-        """Returns the ranges of positions that are stored, in order: one, unless chunks were lost."""
-        start, stop = self.chunks["position"], self.chunks["position"] + self.chunks["n_steps"]
+        """Returns the ranges of positions that are offered for sampling, in order: one, unless chunks were lost or deleted."""
+        live = (self.chunks["flags"] & DEAD) == 0
+        start = np.maximum(self.chunks["position"], self.tail)[live]
+        stop = (self.chunks["position"] + self.chunks["n_steps"])[live]
+        start, stop = start[start < stop], stop[start < stop]
         if not len(start):
             return []
         first = np.concatenate(([True], start[1:] != stop[:-1]))
@@ -291,6 +296,12 @@ class TableIndex:
     def episode_ids(self) -> Array:
         """Returns the ids of the episodes of which steps are stored, oldest first."""
         return np.flatnonzero(self.episodes["first_row"] != NONE) + self.episodes.base
+
+    def first_live_step(self, first_row: Array) -> Array:
+        """Returns the first step that is not removed of episodes whose first stored chunks are `first_row`."""
+        at = np.maximum(first_row - self.chunks.base, 0)
+        step: Array = self.chunks["first_step"].take(at) + np.maximum(self.tail - self.chunks["position"].take(at), 0)
+        return step
 
     def field(self, name: str, rows: Array | Sequence[int]) -> Array:
         """Returns one field of chunk rows, a copy."""

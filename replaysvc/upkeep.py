@@ -67,7 +67,10 @@ class Upkeep:
           InvalidRequestError: one is open, or no id at all.
         """
         ids = np.unique([check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids]).astype(np.int64)
-        return int(self._committer.run(lambda: self._delete(ids)))
+        deleted = int(self._committer.run(lambda: self._delete(ids)))
+        if deleted:  # there is room now for steps that capacity removed: a restart must not let them in again
+            self.save_state()
+        return deleted
 
     def _delete(self, ids: Array) -> int:
         core = self._core
@@ -158,4 +161,4 @@ class Upkeep:
 
     def _take_state(self, *, every: bool) -> sampler_state.State:
         core = self._core
-        return sampler_state.take(core.samplers, core.limiter, core.rng, core.index.head, every=every)
+        return sampler_state.take(core.samplers, core.limiter, core.rng, core.index.tail, core.index.head, every=every)

@@ -12,7 +12,7 @@ import numpy as np
 
 from replay_client.connection import translated
 from replay_client.frames import decode_frame
-from replay_client.windows import most_steps, request_of
+from replay_client.windows import request_of, steps_of
 from replaysvc.batch import assemble, episode_columns
 from replaysvc.checks import check_number
 from replaysvc.codec import ChunkDecoder
@@ -87,15 +87,15 @@ class RemoteTable:
         """
         prefetch = check_number("prefetch", prefetch, 1, 64)
         request = self._request(batch_size, what, sampler, None, beta, timeout_s)
-        if self._counts_each_request(what, sampler):
+        if isinstance(what, Episodes) or self._counts_each_request(sampler):
             return (self._sample(request, what, time.monotonic() + timeout_s) for _ in itertools.count())
-        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size * most_steps(what))
+        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size * steps_of(what))
         return self._stream(request, what, min(prefetch, max(1, most)), timeout_s)
 
-    def _counts_each_request(self, what: Window, sampler: str) -> bool:
+    def _counts_each_request(self, sampler: str) -> bool:
         """Returns whether a batch that nobody looks at would be missed."""
         limited = self.config.limiter.samples_per_insert is not None
-        return limited or isinstance(what, Episodes) or isinstance(self.config.samplers.get(sampler), Fifo | Lifo)
+        return limited or isinstance(self.config.samplers.get(sampler), Fifo | Lifo)
 
     def _stream(self, request: pb.SampleRequest, what: Window, prefetch: int, timeout_s: float) -> Iterator[Batch]:
         connection = self._client.connection

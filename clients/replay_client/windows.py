@@ -1,4 +1,4 @@
-"""Windows to protobuf messages, and how much of a table's data one asks for."""
+"""Windows to protobuf messages, and how many steps one asks for."""
 
 from typing import Any
 
@@ -33,7 +33,8 @@ def request_of(what: Window, **options: Any) -> pb.SampleRequest:
 
 
 def _stack(what: Window) -> pb.Stack | None:
-    stack = settled_stack(what)
+    stack = what.stack
+    assert isinstance(stack, Stack)
     if stack == Stack(1):
         return None
     padding = f"STACK_PADDING_{stack.padding.name}"
@@ -55,12 +56,7 @@ def _her(her: Her | None) -> pb.Her | None:
     return message
 
 
-def settled_stack(what: Window) -> Stack:
-    """Returns the stack of a window, which may be written as a number."""
-    return what.stack if isinstance(what.stack, Stack) else Stack(what.stack)
-
-
-def most_steps(what: Window) -> int:
-    """Returns how many steps' data one item of a batch may hold, each frame of a stack counted as one."""
-    steps = what.length if isinstance(what, Sequences) else what.max_steps if isinstance(what, Episodes) else 1
-    return steps * settled_stack(what).frames
+def steps_of(what: Transitions | Sequences) -> int:
+    """Returns how many steps' data one item of a batch holds at most, frames of stacks among them."""
+    assert isinstance(what.stack, Stack)
+    return what.stack.frames + (what.length + what.n_step - 2 if isinstance(what, Sequences) else 0)

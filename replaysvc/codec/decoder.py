@@ -62,6 +62,8 @@ class ChunkDecoder:
                 raw: Any = next(contents) if zipped else data[payload.start : payload.start + payload.stored]
                 rows = rows_of(i, header.info.n_steps, self._observation_columns)
                 columns.append(_decode_column(spec, rows, payload, raw))
+                if i and (ragged := self._signature.columns[i - 1]).ragged and columns[i].values.max() > ragged.shape[0]:
+                    raise ChunkCorruptError(f"chunk: column {spec.name} has a length above {ragged.shape[0]}")
             decoded.append(DecodedChunk(header, tuple(columns)))
         return decoded
 

@@ -4,7 +4,8 @@ import math
 
 from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES
 from replaysvc.errors import InvalidRequestError
-from replaysvc.requests import Episodes, Sequences, Stack, Window
+from replaysvc.layout import layout_of
+from replaysvc.requests import Episodes, Sequences, Stack, Transitions, Window
 from replaysvc.spec import Signature
 
 HEADROOM = 1 << 20  # for headers and padding within a message
@@ -15,14 +16,14 @@ def check_request(signature: Signature, batch_size: int, what: Window, *, large:
     """Refuses a request whose batch cannot be small enough, or whose windows are too long for so many items.
 
     Raises:
-      InvalidRequestError: names the limit.
+      InvalidRequestError: names the limit, or what of the request does not fit the signature.
     """
-    check_bytes(batch_size * least_item_bytes(signature, what), large=large)
     field, text, steps = _steps(what)
     if batch_size * steps > MAX_WINDOW_STEPS:
         raise InvalidRequestError(
             f"{field}: expected batch_size * {text} of at most {MAX_WINDOW_STEPS}, found {batch_size * steps}"
         )
+    check_bytes(batch_size * least_item_bytes(signature, what), large=large)
 
 
 def check_bytes(size: int, *, large: bool) -> None:
@@ -40,40 +41,44 @@ def _steps(what: Window) -> tuple[str, str, int]:
     """Returns what bounds the steps of a window: its field, how it counts, and the number."""
     match what:
         case Sequences():
-            return "length", "(length + n_step + stack)", what.length + what.n_step + _stack(what).frames
+            assert isinstance(what.stack, Stack)
+            return "length", "(length + n_step + stack)", what.length + what.n_step + what.stack.frames
         case Episodes():
             return "max_steps", "max_steps", what.max_steps
         case _:
             return "n_step", "n_step", what.n_step
 
 
-def _stack(what: Window) -> Stack:
-    return what.stack if isinstance(what.stack, Stack) else Stack(what.stack)
-
-
 def least_item_bytes(signature: Signature, what: Window) -> int:
     """Returns the bytes that one item of a batch takes at least on the wire."""
-    steps = what.length if isinstance(what, Sequences) else 1
-    return steps * step_bytes(signature, what)
+    return _item_bytes(signature, what, what.length if isinstance(what, Sequences) else 1)
 
 
 def most_item_bytes(signature: Signature, what: Window) -> int:
     """Returns about the bytes that one item of a batch takes at most on the wire, unless float16 does not hold its values."""
-    return what.max_steps * step_bytes(signature, what) if isinstance(what, Episodes) else least_item_bytes(signature, what)
+    if isinstance(what, Episodes):
+        return _item_bytes(signature, what, what.max_steps)
+    return least_item_bytes(signature, what)
 
 
-def step_bytes(signature: Signature, what: Window) -> int:
-    """Returns the bytes that one step takes at least: its columns in stored precision, observations twice, frames counted."""
-    stack, first = _stack(what), signature.observation_columns
-    once = frozenset(what.state) if isinstance(what, Sequences) else frozenset()
-    goals = {what.her.achieved, what.her.desired} if what.her else {"achieved_goal", "desired_goal"}
-    size = 0
+def _item_bytes(signature: Signature, what: Window, steps: int) -> int:
+    """Returns the bytes of an item of so many steps in stored precision, as `gather` and `gather_sequences` lay it out."""
+    layout, size = layout_of(signature, what), 0
     for i, spec in enumerate(signature.columns):
-        stored = spec.stored_dtype.itemsize * math.prod(spec.shape)
-        top, _, rest = spec.name.partition("/")
-        if i < first:
-            stacked = {spec.name, rest} & set(stack.columns) if stack.columns else not {spec.name, rest} & goals
-            size += 2 * stored * (stack.frames if stacked else 1)
-        elif not once & {spec.name, top}:
-            size += stored
+        if i < signature.observation_columns:
+            rows = _observation_rows(what, steps, max(1, layout.frames[i]))
+        else:
+            rows = 1 if i in layout.state else steps
+        size += rows * spec.stored_dtype.itemsize * math.prod(spec.shape)
     return size
+
+
+def _observation_rows(what: Window, steps: int, frames: int) -> int:
+    """Returns how often an observation stands in an item: neighbouring steps and stacks share what they have in common."""
+    match what:
+        case Transitions(n_step=n_step) if n_step > 1:
+            return 2 * frames
+        case Sequences(n_step=n_step):
+            return frames + steps + n_step - 1
+        case _:
+            return frames + steps

@@ -36,8 +36,8 @@ def encode_frame(columns: Sequence[BatchColumn]) -> bytes:
 def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int) -> Iterator[bytes]:
     """Yields the frame's length and the frame in pieces of at most `piece_bytes`, without making the whole of it."""
     parts = _parts(columns)
-    piece = bytearray(TOTAL.pack(sum(map(len, parts))))
-    for part in parts:
+    piece = bytearray()
+    for part in (TOTAL.pack(sum(map(len, parts))), *parts):
         at = 0
         while at < len(part):
             taken = part[at : at + piece_bytes - len(piece)]

@@ -45,8 +45,9 @@ class Server:
             pool, interceptors=[ErrorInterceptor()], options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
         )
         servicer = ReplayServicer(
-            replay, max_waiting=max(1, max_workers // 2), max_limited=max_workers // 8, max_transfers=max(1, max_workers // 4)
-        )
+            replay, max_waiting=max(1, max_workers // 2), max_waiting_appends=max_workers // 8,
+            max_transfers=max(1, max_workers // 4),
+        )  # fmt: skip
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)

@@ -11,7 +11,7 @@ from typing import Any
 from replaysvc.batch import BatchColumn
 from replaysvc.checks import check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
-from replaysvc.errors import ConfigurationError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SpecMismatchError, UnavailableError
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
 from replaysvc.rpc.bounds import check_bytes, check_request, most_item_bytes
@@ -30,13 +30,16 @@ _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stop
 
 
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
-    """Serves one store. `max_waiting` bounds how many sample calls may wait for data at once, `max_limited` how many appends
-    may wait for a table's limiter, and `max_transfers` how many streamed calls may be under way, so that appends, which bring
-    the data, and samples, which let the limiter go on, always find a worker."""
+    """Serves one store.
 
-    def __init__(self, replay: Replay, *, max_waiting: int, max_limited: int, max_transfers: int) -> None:
+    `max_waiting` bounds how many sample calls may wait for data at once, `max_waiting_appends` how many appends may wait for a
+    table's limiter or for room, and `max_transfers` how many streamed calls may be under way, so that appends, which bring the
+    data, and samples, which let the limiter go on, always find a worker.
+    """
+
+    def __init__(self, replay: Replay, *, max_waiting: int, max_waiting_appends: int, max_transfers: int) -> None:
         self._replay = replay
-        self._limited_appends = threading.BoundedSemaphore(max_limited)
+        self._waiting_appends = threading.BoundedSemaphore(max_waiting_appends)
         self._large = threading.BoundedSemaphore(_LARGE_BATCHES)
         self._snapshots = threading.BoundedSemaphore(1)
         self._waiting = threading.BoundedSemaphore(max_waiting)
@@ -71,9 +74,11 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
         engine, session = self._replay.engine(request.table), convert.session_of(request.session_id)
         timeout_s = min(_APPEND_TIMEOUT_S, context.time_remaining() or _APPEND_TIMEOUT_S)
-        last = engine.append(
-            session, convert.actor_of(request.actor), convert.chunks_of(request), urgent=request.urgent, timeout_s=timeout_s
-        )
+        with _place(self._waiting_appends) as has_place:
+            last = engine.append(
+                session, convert.actor_of(request.actor), convert.chunks_of(request), urgent=request.urgent,
+                timeout_s=timeout_s, wait_s=_WAIT_SLICE_S if has_place else 0.0,
+            )  # fmt: skip
         return pb.AppendResponse(last_sequence=last)
 
     def Sample(self, request: pb.SampleRequest, context: Any) -> pb.SampleResponse:
@@ -178,10 +183,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         name, folder = check_name("snapshot", request.name), self._replay.config.snapshot_dir
         if folder is None:
             raise ConfigurationError("snapshot: this server has no snapshot_dir in its settings, so it makes none for clients")
+        path = os.path.join(folder, name)
         with _place(self._snapshots) as has_place:
             if not has_place:
                 raise UnavailableError("another snapshot is being made; try again")
-            self._replay.snapshot(os.path.join(folder, name))
+            if os.path.lexists(path):
+                raise AlreadyExistsError(f"snapshot {name} exists already")
+            self._replay.snapshot(path)
         return pb.SnapshotResponse()
 
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:

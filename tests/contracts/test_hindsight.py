@@ -14,6 +14,7 @@ from tests.builders import (
     NEAR,
     always,
     chosen,
+    flat,
     goal_observation,
     make_goal_table,
     make_table,
@@ -205,33 +206,44 @@ def test_only_closed_episodes_are_drawn_unless_open_ones_are_asked_for(door):
 
 def test_stored_data_are_as_they_were(door):
     table = make_goal_table(door, [5, 3], chunk_steps=2)
-    before = [table.read_episode(i) for i in range(2)]
+    before = [flat(table.read_episode(i)) for i in range(2)]
     for goal in Goal:
         table.sample(50, Sequences(length=3, her=always(goal)), seed=21)
         batch = table.sample(50, Transitions(n_step=2, her=always(goal)), seed=21)
         batch.observation["desired_goal"][:] = -7  # the arrays are the caller's own
     for i in range(2):
-        after = table.read_episode(i)
+        after = flat(table.read_episode(i))
         assert all((after[name] == values).all() for name, values in before[i].items())
+        assert (after["observation/desired_goal"][:, 0] == 1000 * i + 500).all()
     assert (table.sample(50, Transitions()).observation["desired_goal"][:, 0] % 1000 == 500).all()
     assert set(table.sample(50, Transitions()).reward.tolist()) == {-1.0}
 
 
-@pytest.mark.parametrize("goal", list(Goal))
-def test_goals_stay_within_their_episode_while_a_full_table_moves_on(door, goal):
+def test_goals_stay_within_their_episode_while_a_full_table_moves_on(door):
     """A thousand steps in episodes of 15 pass through a table of 100, which cuts the oldest one anywhere."""
     table = door.create_table("t", GOALS, TableConfig(capacity_steps=100, chunk_steps=4))
     with table.writer() as writer:
         for episode in range(67):
             write_goal_episode(writer, 15, episode=episode, end=("truncated", "terminated")[episode % 2])
-            if episode % 3 == 0:
-                writer.flush()
+            if episode % 3:
+                continue
+            writer.flush()
+            first_stored = max(0, 15 * (episode + 1) - 100)
+            for goal in Goal:
                 batch = table.sample(100, Transitions(n_step=2, her=always(goal)), seed=episode)
-                outcomes, first = chosen(batch), np.maximum(0, 15 * (episode + 1) - 100 - 15 * batch.episode_id)
-                assert (batch.t >= first).all()
-                assert (outcomes >= (batch.t if goal is Goal.FUTURE else first)).all()
-                assert (outcomes == 14 if goal is Goal.FINAL else outcomes <= 14).all()
+                outcomes = chosen(batch)
+                assert (batch.positions >= first_stored).all()
+                assert (outcomes <= 14).all()
+                assert (outcomes >= {Goal.FUTURE: batch.t, Goal.FINAL: 14, Goal.EPISODE: 0}[goal]).all()
     assert table.stats().steps == 100
+
+
+@pytest.mark.parametrize("chunk_steps", [1, 64])
+def test_goals_of_an_episode_that_lost_its_beginning_are_those_of_the_steps_that_are_left(door, chunk_steps):
+    table = make_goal_table(door, [9], chunk_steps=chunk_steps, capacity_steps=5)
+    batch = table.sample(2000, Transitions(her=always(Goal.EPISODE)), seed=23)
+    assert set(batch.t.tolist()) == {4, 5, 6, 7, 8}
+    check_draws(chosen(batch), dict.fromkeys(range(4, 9), 1.0))
 
 
 @pytest.mark.parametrize("kind", ["embedded", "client"])

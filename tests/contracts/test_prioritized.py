@@ -272,7 +272,7 @@ def test_updates_that_race_with_removal_never_reach_another_step(door):
     def write():
         try:
             with table.writer() as writer:
-                for _ in range(60):
+                for _ in range(25):
                     write_episode(writer, 13)
                     writer.flush()
         except Exception as error:
@@ -292,7 +292,7 @@ def test_updates_that_race_with_removal_never_reach_another_step(door):
         assert counts.applied + counts.ignored == 32
     writer.join()
     assert failures == []
-    last = 30 + 60 * 13
+    last = 30 + 25 * 13
     stored = np.arange(last - 40, last)
     late = np.arange(last - 80, last - 40)
     assert table.update_priorities(np.concatenate([late, stored]), [1e6] * 40 + list(1.0 + stored % 5)) == (40, 40)

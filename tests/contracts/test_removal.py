@@ -63,7 +63,7 @@ def kept(table):
 
 
 def test_oldest_steps_go_exactly_as_many_as_must(door):
-    table = make_table(door, [4], capacity_steps=10, chunk_steps=3)
+    table = make_table(door, [4], capacity_steps=10, chunk_steps=1)
     assert kept(table) == {0: (0, 4)}
     append_episodes(table, [6, 1, 4], first=1)
     assert kept(table) == {1: (1, 6), 2: (0, 1), 3: (0, 4)}
@@ -225,13 +225,41 @@ def test_table_with_everything_deleted_is_empty_and_can_be_filled_again(door):
 
 
 def test_deleted_steps_make_room_under_the_capacity(door):
-    table = make_table(door, [4, 4], capacity_steps=10)
+    table = make_table(door, [4, 4], capacity_steps=10, chunk_steps=1)
     table.delete_episodes([1])
     append_episodes(table, [6], first=2)
     assert kept(table) == {0: (0, 4), 2: (0, 6)}
     append_episodes(table, [2], first=3)
     assert kept(table) == {0: (2, 4), 2: (0, 6), 3: (0, 2)}
     check_draws(table.sample(3000, seed=8).positions, dict.fromkeys([2, 3, *range(8, 16)], 1.0))
+
+
+@pytest.mark.parametrize("chunk_steps", [3, 64])
+def test_steps_that_went_are_drawn_no_more_though_their_chunk_is_still_there(door, chunk_steps):
+    table = make_table(door, [10, 4], capacity_steps=9, chunk_steps=chunk_steps)
+    check_draws(table.sample(3000, seed=10).positions, dict.fromkeys(range(5, 14), 1.0))
+    check_draws(table.sample(3000, sampler="prioritized", seed=10).positions, dict.fromkeys(range(5, 14), 1.0))
+    assert table.update_priorities([3, 4, 5], [9, 9, 9]) == (1, 2)
+    assert table.sample(300, seed=10).t[table.sample(300, seed=10).episode_id == 0].min() == 5
+    assert set(table.sample(100, Sequences(length=2), seed=10).positions.tolist()) == {6, 8, 10, 12}
+    assert set(table.sample(100, Episodes(), seed=10).episode_id.tolist()) == {1}
+
+
+@pytest.mark.parametrize("kind", ["embedded", "client"])
+@pytest.mark.parametrize("chunk_steps", [1, 4, 64])
+def test_steps_that_went_for_capacity_stay_away_after_a_restart(tmp_path, kind, chunk_steps):
+    with open_door(kind, tmp_path / "s") as door:
+        make_table(door, [12], samplers=ANY | {"fifo": Fifo()}, capacity_steps=9, chunk_steps=chunk_steps)
+    with open_door(kind, tmp_path / "s") as door:
+        table = door.table("t")
+        for sampler in ANY:
+            batch = table.sample(900, sampler=sampler, seed=11)
+            assert set(batch.positions.tolist()) <= set(range(3, 12)), sampler
+            if sampler != "recent":
+                assert batch.probability == pytest.approx(np.full(900, 1 / 9)), sampler
+            assert set(table.sample(90, Sequences(length=2), sampler=sampler).positions.tolist()) <= {4, 6, 8, 10}
+        assert table.sample(9, sampler="fifo").positions.tolist() == list(range(3, 12))
+        assert table.update_priorities([2, 3], [5, 1]) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", ["embedded", "client"])
@@ -302,7 +330,7 @@ def test_a_window_is_never_half_removed(door, remover):
         learners = [threading.Thread(target=watch, args=(number,)) for number in range(3)]
         for learner in learners:
             learner.start()
-        for episode in range(4, 90):
+        for episode in range(4, 50):
             write_goal_episode(writer, 5 + episode % 7, episode=episode)
             if episode % 2:
                 writer.flush()

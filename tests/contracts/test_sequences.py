@@ -59,23 +59,26 @@ def check_row(batch, i, episode, steps, length, begin, real, end="terminated"):
 
 @pytest.mark.parametrize("chunk_steps", [1, 2, 3, 5, 64])
 def test_every_layout_is_right_whatever_the_chunk_length(door, chunk_steps):
-    """Each layout as the second of three episodes, so that any step of a neighbour would show."""
-    for number, (steps, length, period, at_end, expected) in enumerate(LAYOUTS):
-        name = f"t{number}"
-        table = door.create_table(name, SCALARS, TableConfig(chunk_steps=chunk_steps))
-        write_episodes(table, [4, steps, 4], end=("truncated", "terminated")[number % 2])
+    """An episode for each layout, one after another in one table, so that any step of a neighbour would show."""
+    lengths = [layout[0] for layout in LAYOUTS]
+    starts = [sum(lengths[:episode]) for episode in range(len(lengths))]
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=chunk_steps))
+    write_episodes(table, lengths, end=("truncated", "terminated")[chunk_steps % 2])
+    for length, period, at_end in dict.fromkeys(layout[1:4] for layout in LAYOUTS):
         what = Sequences(length=length, period=period, at_end=at_end, gamma=0.5)
-        batch = table.sample(60, what, seed=number)
-        assert batch.observation.shape == (60, length)
-        begins = {4 + anchor: (begin, real) for anchor, begin, real in expected}
-        found = set()
-        for i, position in enumerate(batch.positions.tolist()):
-            if batch.episode_id[i] == 1:
-                check_row(batch, i, 1, steps, length, *begins[position], ("truncated", "terminated")[number % 2])
-                found.add(position)
-            else:
-                assert (batch.observation[i][batch.mask[i]] // 100 == batch.episode_id[i]).all()
-        assert found == set(begins), (steps, length, period, at_end)
+        batch = table.sample(1500, what, sampler="prioritized", seed=1)  # in strata, so that every sequence is drawn
+        assert batch.observation.shape == (1500, length)
+        assert (batch.observation // 100 == batch.episode_id[:, None]).all()
+        assert (np.diff(batch.observation, axis=1) == 1)[batch.mask[:, 1:]].all()
+        rows = {(int(e), int(p)): i for i, (e, p) in enumerate(zip(batch.episode_id, batch.positions, strict=True))}
+        for episode, (steps, *options, expected) in enumerate(LAYOUTS):
+            if options != [length, period, at_end]:
+                continue
+            found = {position - starts[episode] for e, position in rows if e == episode}
+            assert found == {name for name, _, _ in expected}, (steps, *options)
+            for name, begin, real in expected:
+                row = rows[episode, starts[episode] + name]
+                check_row(batch, row, episode, steps, length, begin, real, ("truncated", "terminated")[chunk_steps % 2])
 
 
 def test_steps_at_a_sequence_have_their_own_flags_and_discounts(door):

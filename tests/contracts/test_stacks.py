@@ -19,6 +19,7 @@ from replaysvc import (
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.spec import DTYPES
 from tests.builders import make_goal_table, make_table
+from tests.statistics import check_draws
 
 ZERO = StackPadding.ZERO
 PIXELS = Signature(
@@ -223,13 +224,20 @@ def test_anchors_whose_stack_would_need_removed_steps_are_not_drawn(door, chunk_
     for padding in StackPadding:
         batch = table.sample(60, Transitions(stack=Stack(frames=3, padding=padding)), seed=9)
         assert set(batch.t.tolist()) == {5, 6, 7}
-        assert batch.probability == pytest.approx(np.full(60, 1 / 3))
         assert shown(batch.observation["image"], 0) == [[t - 2, t - 1, t] for t in batch.t.tolist()]
         assert shown(batch.next_observation["image"], 0) == [[t - 1, t, t + 1] for t in batch.t.tolist()]
     assert set(table.sample(60, seed=9).t.tolist()) == {3, 4, 5, 6, 7}
     assert set(table.sample(60, Sequences(length=2, period=1, stack=3), seed=9).t.tolist()) == {5, 6}
     with pytest.raises(NotReadyError):
         table.sample(1, Transitions(stack=6))
+
+
+def test_chances_count_only_anchors_that_have_their_stack(door):
+    table = make_frames(door, [8], chunk_steps=1, capacity_steps=5)
+    for sampler in ("uniform", "prioritized"):
+        batch = table.sample(600, Transitions(stack=3), sampler=sampler, seed=9)
+        check_draws(batch.t, {5: 1.0, 6: 1.0, 7: 1.0})
+        assert batch.probability == pytest.approx(np.full(600, 1 / 3))
 
 
 def test_stacks_of_a_table_at_capacity_stay_within_their_episodes(door):
