@@ -280,7 +280,7 @@ class ItemSet:
             row = chunks["prev_row"][row - base]
 
     def _recount(self, rows: Array, *, grows: bool) -> Changed:
-        """Counts the items of chunks again; those that came or went did so at the end if the table `grows`, else at the start."""
+        """Counts the items of chunks again; what came or went did so at the end if the table `grows`, else at the start."""
         old = self._counts.get(rows).astype(np.int64)
         first, new = self._ranges(rows)
         different = np.flatnonzero(old != new)

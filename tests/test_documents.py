@@ -15,6 +15,7 @@ from tests.processes import ServiceProcess
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+SETTINGS = README[README.index("| setting | default |") :]
 DOCUMENTS = [
     "README.md", "CHANGELOG.md", "replaysvc/ARCHITECTURE.md", "replaysvc/storage/FORMAT.md", "tests/bench/README.md"
 ]  # fmt: skip
@@ -76,7 +77,7 @@ def test_commands_and_options_exist():
 
 
 def test_every_setting_is_documented_and_no_other():
-    rows = re.findall(r"^\| (`[^|]*) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \|", SETTINGS, re.MULTILINE)
     assert [name for row in rows for name in re.findall(r"\w+", row)] == [
         "data", "host", "port", "insecure", "recent_cache_bytes", "faulted_cache_bytes", "commit_interval_s", "commit_bytes",
         "queue_bytes", "snapshot_dir", "grace_s", "log_level",
@@ -86,7 +87,7 @@ def test_every_setting_is_documented_and_no_other():
 
 def test_documented_defaults_are_the_defaults():
     """The table's second column gives one value for each name in the first, so that it can be read as settings."""
-    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| (`[^|]*) \| ([^|]*) \|", SETTINGS, re.MULTILINE)
     documented: dict[str, str | int] = {}
     for names, values in rows:
         documented |= zip(re.findall(r"\w+", names), values.strip().split(", ", names.count(",")), strict=True)

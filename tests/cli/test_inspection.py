@@ -7,7 +7,7 @@ import pytest
 
 import replay_client
 import replaysvc as package
-from replay_client import TableConfig
+from replay_client import Limiter, TableConfig
 from tests.builders import SCALARS, write_episodes
 from tests.processes import ServiceProcess
 

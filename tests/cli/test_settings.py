@@ -63,7 +63,7 @@ def test_variable_that_names_the_file_is_no_setting(monkeypatch, write):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("prot = 1", r"^setting prot: unknown; there are data, host, port, .*queue_bytes$"),
+        ("prot = 1", r"^setting prot: unknown; there are data, host, port, .*snapshot_dir$"),
         ("[server]\nport = 1", "^setting server: unknown; there are data"),
         ("port = 'http'", "^setting port: .*integer.*, found 'http'$"),
         ("port = 70000", "^setting port: expected less than or equal to 65535, found 70000$"),

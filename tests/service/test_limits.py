@@ -219,16 +219,17 @@ def test_waiting_samples_never_keep_an_append_from_its_worker(serve, connect, re
     client = connect(server.address)
     table = client.create_table("t", SCALARS)
     waiting_inside = threading.Event()
-    wait_ready = replay.engine("t")._wait_ready
+    sampling = replay.engine("t").draw.__self__
+    wait_ready = sampling._wait_ready
     waits = []
 
-    def counted(deadline):
-        waits.append(deadline)
+    def counted(*arguments):
+        waits.append(arguments)
         if len(waits) >= 16:
             waiting_inside.set()
-        wait_ready(deadline)
+        wait_ready(*arguments)
 
-    monkeypatch.setattr(replay.engine("t"), "_wait_ready", counted)
+    monkeypatch.setattr(sampling, "_wait_ready", counted)
     with ThreadPoolExecutor(16) as pool:
         waiting = [pool.submit(table.sample, 4, timeout_s=60) for _ in range(16)]
         assert waiting_inside.wait(60)

@@ -665,7 +665,8 @@ def test_senseless_limiter_is_refused(raw, replay, text):
 @pytest.mark.parametrize(("workers", "places"), [(4, 0), (16, 2)])
 def test_only_a_few_appends_wait_for_the_limiter(serve, connect, replay, monkeypatch, workers, places):
     """The engine holds all that may wait; what comes beyond them is told at once that the limiter is why."""
-    replay.create_table("t", SCALARS, TableConfig(limiter=Limiter.queue(2)))
+    table = replay.create_table("t", SCALARS, TableConfig(chunk_steps=2, limiter=Limiter.queue(4)))
+    write_episodes(table, [4])
     engine = replay.engine("t")
     inside, go_on = threading.Semaphore(0), threading.Event()
     append = engine.append
@@ -679,7 +680,7 @@ def test_only_a_few_appends_wait_for_the_limiter(serve, connect, replay, monkeyp
     monkeypatch.setattr(engine, "append", held)
     address = serve(max_workers=workers).address
     raws = [Raw(address) for _ in range(places + 1)]
-    chunks = chunks_of(4, chunk_steps=4)
+    chunks = chunks_of(4)
     with ThreadPoolExecutor(places + 1) as pool:
         waiting = [pool.submit(raw.append, chunks, session=bytes([i] * 16)) for i, raw in enumerate(raws[:-1])]
         for _ in waiting:
@@ -696,7 +697,7 @@ def test_only_a_few_appends_wait_for_the_limiter(serve, connect, replay, monkeyp
 
 
 def test_append_that_waits_goes_on_when_the_limiter_lets_it_in(raw, replay):
-    table = replay.create_table("t", SCALARS, TableConfig(samplers={"queue": Fifo()}, limiter=Limiter.queue(4)))
+    table = replay.create_table("t", SCALARS, TableConfig(chunk_steps=2, samplers={"queue": Fifo()}, limiter=Limiter.queue(4)))
     raw.append(chunks_of(4))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(raw.append, chunks_of(4), session=bytes(16))

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from replaysvc.codec import checksum
 from replaysvc.errors import CapacityError, StorageError
 from replaysvc.storage import Filesystem
 from replaysvc.storage.state import STATE_MAGIC, pack_file, unpack_file
@@ -117,8 +118,6 @@ DAMAGE = {
 def newer(version):
     """A whole file of another version, its checksum right."""
     body = GOOD[:4] + version.to_bytes(4, "little") + GOOD[8:16]
-    from replaysvc.codec import checksum
-
     return body + checksum(body, b"priorities").to_bytes(8, "little") + b"priorities"
 
 
@@ -196,7 +195,7 @@ def test_state_does_not_keep_older_releases_out(path):
 
 def test_tables_have_states_of_their_own(path):
     store, table = make_table(path)
-    other = store.create_table("t+o".replace("+", "-"), {}, segment_bytes=1 << 17)
+    other = store.create_table("t-o", {}, segment_bytes=1 << 17)
     table.write_state("o-x", b"of t")
     other.write_state("x", b"of t-o")
     assert (table.read_state("o-x"), other.read_state("x"), table.read_state("x")) == (b"of t", b"of t-o", None)
