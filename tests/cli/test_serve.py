@@ -157,7 +157,7 @@ def test_store_of_another_format_is_refused_and_kept(tmp_path, refused):
     before = content(tmp_path / "store")
     status, sentence = refused("serve", "--data", "store", "--port", "0")
     assert status == 3
-    assert sentence == f"store {tmp_path}/store: expected format version 1, found 999"
+    assert sentence == f"store {tmp_path}/store: expected format version 2, found 999"
     assert content(tmp_path / "store") == before
 
 

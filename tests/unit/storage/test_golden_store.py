@@ -1,4 +1,4 @@
-"""A store written by the first release. It opens with the same contents for ever; nothing may write its files again.
+"""Stores of each format version. The first was written by the first release; it opens with the same contents for ever; nothing may write its files again.
 
 Observation t of episode e is {count: 100 e + t, place: (20000 + t / 8, -t)}, action t is t % 3, reward t is 10 t + e, and
 log_prob t is -t / 2. Episode 0 has 9 steps and terminated, episode 1 has 6 and was truncated, episode 2 has 5 and is open.
@@ -14,7 +14,7 @@ import pytest
 
 from replaysvc import StoreConfig
 from replaysvc.replay import Replay
-from tests.store_builders import open_store
+from tests.store_builders import SESSION, append, chunk, entry, index, open_store
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)
@@ -86,8 +86,34 @@ def test_golden_store_takes_new_data(path):
         assert replay.table("steps").read_episode(2)["action"].tolist() == [0, 1, 2, 0, 1]
 
 
-def test_golden_store_itself_was_not_opened():
+def test_golden_store_of_version_2_has_its_deletions_its_compacted_segment_and_its_states(tmp_path):
+    """The history of store_builders, chunks 0 to 10 of 2000 bytes, three a segment: episode 0 is deleted, segment 0 removed,
+    segment 3 compacted to chunk 4."""
+    path = tmp_path / "store"
+    shutil.copytree(GOLDEN / "store_v2", path)
+    assert [segment.name[-3:] for segment in sorted(path.glob("tables/t/seg-*"))] == ["3.1", "006", "009"]
+    assert b'"format": 2, "min_reader": 2' in (path / "FORMAT").read_bytes()
+    store = open_store(path)
+    table = store.tables()["t"]
+    loaded = table.load()
+    live = [4, 6, 7, 8, 9, 10]
+    assert loaded.index.tolist() == [index(k, k + 1, 2000).tolist()[0] for k in live]
+    assert table.read(np.arange(11)) == [chunk(k, 2000) if k in live else None for k in range(11)]
+    assert loaded.episodes == [entry(1), entry(2), entry(3)]
+    assert (loaded.sessions, loaded.deleted.tolist()) == ({SESSION: 10}, [0])
+    assert (loaded.next_chunk_id, loaded.next_position, loaded.next_episode_id) == (11, 44, 4)
+    assert (table.quarantined_segments, table.damaged_records) == (0, 0)
+    assert {name: table.read_state(name) for name in table.state_names()} == {
+        "priorities": b"of a sampler",
+        "queue": b"of another",
+    }
+    append(table, 11, 13, size=2000)
+    store.close()
+
+
+@pytest.mark.parametrize("name", ["store_v1", "store_v2"])
+def test_golden_store_itself_was_not_opened(name):
     """Opening leaves a lock behind, and directories that git does not keep."""
-    names = {file.relative_to(GOLDEN / "store_v1").parts[0] for file in (GOLDEN / "store_v1").rglob("*")}
+    names = {file.relative_to(GOLDEN / name).parts[0] for file in (GOLDEN / name).rglob("*")}
     assert names == {"FORMAT", "params", "tables"}
-    assert not list((GOLDEN / "store_v1").rglob("lock.mdb"))
+    assert not list((GOLDEN / name).rglob("lock.mdb"))

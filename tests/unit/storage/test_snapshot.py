@@ -80,7 +80,7 @@ def test_snapshot_has_every_file_and_opens_as_a_store_of_its_own(path, target):
     store.close()
     assert files(target) == files(path)
     assert len(files(path)) == 9  # FORMAT, two table.json, two lists, one parameter set, three segments
-    assert not list(target.rglob("*.mdb-lock")) and not list(target.rglob("lock.mdb")) and not (target / "LOCK").exists()
+    assert not [file for file in target.rglob("*") if file.name in ("LOCK", "lock.mdb")]
     for name in files(path):
         if not name.startswith("tables/t/seg-00000000000000000009"):
             assert (target / name).read_bytes() == (path / name).read_bytes(), name
@@ -225,7 +225,7 @@ def test_every_directory_that_was_made_is_made_durable_and_the_name_comes_last(p
             super().fsync_directory(path)
 
         def rename(self, source, target):
-            done.append((source.name[:10], target))
+            done.append((source.name[:9], target))
             super().rename(source, target)
 
     store, _ = make_whole(path, Watched())
@@ -233,13 +233,12 @@ def test_every_directory_that_was_made_is_made_durable_and_the_name_comes_last(p
     target = tmp_path / "a" / "b" / "copy"
     store.snapshot(target, {"t": {"one": b"1"}})
     store.close()
-    renamed = done.index(("copy.tmp-" + done[-2][0][9:] if isinstance(done[-2], tuple) else "", target))
-    assert done[renamed:] == [done[renamed], target.parent]
+    renamed = next(place for place, entry in enumerate(done) if isinstance(entry, tuple))
+    assert done[renamed:] == [("copy.tmp-", target), target.parent]
     build = next(entry for entry in done if not isinstance(entry, tuple) and entry.name.startswith("copy.tmp-"))
     made = {directory.relative_to(target) for directory in target.rglob("*") if directory.is_dir()}
     synced = {entry.relative_to(build) for entry in done[:renamed] if build in (entry, *entry.parents)}
-    empty = {directory for directory in made if not any((target / directory).iterdir())}
-    assert {directory for directory in made if directory not in empty} <= synced
+    assert {directory for directory in made if any((target / directory).iterdir())} <= synced
     assert {tmp_path, tmp_path / "a"} <= set(done[:renamed])
 
 
@@ -257,7 +256,6 @@ def test_what_stands_at_the_target_is_not_touched(path, target, tmp_path):
     refuse(store, target, r"snapshot .*copy: expected no file, or an empty directory, found one with files in it")
     assert (target / "thesis").read_bytes() == b"words"
     refuse(store, target / "thesis", "expected no file, or an empty directory, found something else")
-    refuse(store, target / "thesis" / "below", "Not a directory") if False else None
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     refuse(store, tmp_path / "link", "found something else")
@@ -344,9 +342,9 @@ store.close()
 """
 
 
-@pytest.mark.parametrize("size", [1_000, 20_000, 40_000])
+@pytest.mark.parametrize("size", [0, 5 * 4_096, 10 * 4_096])
 def test_disk_too_full_for_the_copy_of_the_newest_segment_is_told_as_such(path, size, tmp_path):
-    """LMDB writes that copy itself; it needs about 70 kB."""
+    """LMDB writes that copy itself, past the page cache: whole pages. It needs about 70 kB."""
     child = subprocess.run(
         [sys.executable, "-c", FULL, str(path), str(size)], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
     )
