@@ -86,7 +86,7 @@ class Committer:
             self._changed.notify()
 
     def run(self, task: Callable[[], T]) -> T:
-        """Runs `task` on the committer's thread, between commits, and returns what it returns, or raises what it raises.
+        """Runs `task` on the committer's thread, after what is queued by now, and returns or raises what it does.
 
         Raises:
           UnavailableError: the store is closing.
@@ -140,7 +140,6 @@ class Committer:
 
     def _run(self) -> None:
         while (taken := self._gather()) or self._tasks or not self._closing:
-            self._run_tasks()
             by_target: dict[int, tuple[Target, list[AppendRequest]]] = {}
             for target, request, _ in taken:
                 by_target.setdefault(id(target), (target, []))[1].append(request)
@@ -149,3 +148,4 @@ class Committer:
             with self._changed:
                 self._held_bytes -= sum(size for _, _, size in taken)
                 self._room.notify_all()
+            self._run_tasks()

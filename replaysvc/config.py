@@ -138,6 +138,8 @@ class StoreConfig:
     commit_interval_s: a commit gathers what arrives within this time; a writer that waits in `flush` is not kept waiting.
     commit_bytes: a commit is made at once when this much is gathered.
     queue_bytes: bytes that may wait for a commit; beyond it, appends are refused with CapacityError, to be sent again.
+    state_interval_s: what a table remembers besides its steps (priorities, queues, limiter counts) is saved so often, and when
+      the store is closed.
     snapshot_dir: directory in which a server makes the snapshots that clients ask for; None: they may ask for none.
     """
 
@@ -146,12 +148,13 @@ class StoreConfig:
     commit_interval_s: float = 0.05
     commit_bytes: int = 32 * MiB
     queue_bytes: int = 256 * MiB
+    state_interval_s: float = 5.0
     snapshot_dir: str | None = None
 
     def __post_init__(self) -> None:
         caches = {"recent_cache_bytes": (MiB, 1 << 44), "faulted_cache_bytes": (MiB, 1 << 44)}
         _settle_numbers(self, caches | {"commit_bytes": (1 << 16, 1 << 30), "queue_bytes": (MiB, 1 << 36)})
-        _settle_numbers(self, {"commit_interval_s": (0, 10)}, whole=False)
+        _settle_numbers(self, {"commit_interval_s": (0, 10), "state_interval_s": (0.01, 3600)}, whole=False)
         if self.snapshot_dir is not None and (not isinstance(self.snapshot_dir, str) or not self.snapshot_dir):
             raise SpecMismatchError("snapshot_dir", "the path of a directory, or None", repr(self.snapshot_dir))
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -144,7 +145,7 @@ def run_demo(
     if missing := [package for package in _NEEDED if importlib.util.find_spec(package) is None]:
         console.print(f"the demo needs {', '.join(missing)}: install replaysvc with the extras server, torch and gym")
         return 1
-    given = {name: value for name, value in (("sampler", sampler), ("n_step", n_step)) if value is not None}
+    given: dict[str, Any] = {name: value for name, value in (("sampler", sampler), ("n_step", n_step)) if value is not None}
     config = Config(seed=seed, **given)
     path = directory or Path("runs") / time.strftime(f"demo-%Y%m%d-%H%M%S-seed{seed}")
     try:

@@ -5,7 +5,7 @@ least recently used ones are given up. A prioritized sampler keeps one priority 
 has a second sum tree over those alone, made when first asked for. Not thread-safe: the table's lock is held around every call.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -50,13 +50,13 @@ class Samplers:
         self.options, self._index = dict(options), index
         self.steps = StepSet(index)
         self._sets: OrderedDict[Kind, ItemSet] = OrderedDict()
-        self.priorities = {name: Priorities(o) for name, o in self.options.items() if isinstance(o, Prioritized)}
+        self.priorities: dict[str, Priorities] = {}  # of the prioritized samplers that are in use
         self._trees: dict[tuple[str, Kind], SumTree] = {}
         self.queues: dict[str, tuple[Kind, Queue]] = {}
-        self._changed: dict[str, set[int]] = {name: set() for name in self.priorities}  # blocks to save
-        for start, stop in index.runs():
-            for priorities in self.priorities.values():
-                priorities.insert(start, stop, None)
+        self._changed: defaultdict[str, set[int]] = defaultdict(set)  # blocks of priorities to save, by sampler
+        for name, sampler in self.options.items():
+            if isinstance(sampler, Prioritized) and sampler.initial_priority is not None:
+                self.priorities_of(name)
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
@@ -122,6 +122,16 @@ class Samplers:
         """Returns whether a sampler hands out each item a limited number of times. Raises InvalidRequestError."""
         return isinstance(self._options(name), Fifo | Lifo)
 
+    def priorities_of(self, name: str) -> Priorities:
+        """Returns the priorities of a prioritized sampler. Until it is used none are kept: all steps have the same."""
+        if name not in self.priorities:
+            options = self.options[name]
+            assert isinstance(options, Prioritized)
+            self.priorities[name] = Priorities(options)
+            for start, stop in self._index.runs():
+                self.priorities[name].insert(start, stop, None)
+        return self.priorities[name]
+
     def _options(self, name: str) -> Sampler:
         if name not in self.options:
             raise InvalidRequestError(f"sampler: expected one of {sorted(self.options)}, found {name!r}")
@@ -162,7 +172,7 @@ class Samplers:
 
     def _tree(self, name: str, kind: Kind) -> SumTree:
         """Returns the sum tree over the items of one kind, of a prioritized sampler."""
-        priorities = self.priorities[name]
+        priorities = self.priorities_of(name)
         if kind == STEPS:
             return priorities.tree
         key = (name, kind)
@@ -259,14 +269,14 @@ class Samplers:
           ConfigurationError: the sampler has no priorities. InvalidRequestError: no such sampler, or a bad priority.
         """
         self._options(name)
-        if name not in self.priorities:
+        if not isinstance(self.options[name], Prioritized):
             raise ConfigurationError(f"sampler {name}: expected a prioritized one to update, found {self.options[name]!r}")
         given = check_priorities(priorities, len(positions))
         if not len(positions):
             return UpdateCounts(0, 0)
         last = deduplicate_last(positions)
         positions, given = positions[last], given[last]
-        index, known = self._index, self.priorities[name]
+        index, known = self._index, self.priorities_of(name)
         live = (positions >= index.tail) & (positions < index.head)
         if len(index.chunks):
             live &= index.drawable(positions, index.row_of(positions))
@@ -306,7 +316,7 @@ class Samplers:
 
     def restore_priorities(self, name: str, blocks: Sequence[tuple[int, Array]]) -> None:
         """Takes saved leaves back; steps that none were saved of get the largest."""
-        index, priorities = self._index, self.priorities[name]
+        index, priorities = self._index, self.priorities_of(name)
         covered = [(start, start + len(leaves)) for start, leaves in blocks]
         saved = np.concatenate([np.arange(*range_) for range_ in covered]) if covered else np.empty(0, np.int64)
         leaves = np.concatenate([leaves for _, leaves in blocks]) if covered else np.empty(0)

@@ -3,13 +3,11 @@
 import threading
 from collections.abc import Callable
 
-_PERIOD_S = 5.0  # chosen by hand: after a crash, priorities and counts are as old as this
-
 
 class Keeper:
-    """Calls `save` every few seconds until it is closed."""
+    """Calls `save` every `period_s` until it is closed."""
 
-    def __init__(self, save: Callable[[], None], period_s: float = _PERIOD_S) -> None:
+    def __init__(self, save: Callable[[], None], period_s: float) -> None:
         self._save, self._period_s = save, period_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="replaysvc-keeper", daemon=True)

@@ -4,7 +4,7 @@ import numpy as np
 
 from replaysvc.config import TableConfig
 from replaysvc.drawing import Samplers
-from replaysvc.options import Remover
+from replaysvc.options import Prioritized, Remover
 from replaysvc.table_index import DEAD, TableIndex
 from replaysvc.types import Array
 
@@ -64,7 +64,8 @@ def _lowest(index: TableIndex, samplers: Samplers, config: TableConfig) -> Array
     live, start, steps = live[steps > 0], start[steps > 0], steps[steps > 0]
     if not live.size:
         return np.empty(0, np.int64)
-    tree = next(iter(samplers.priorities.values())).tree
+    name = next(name for name, sampler in samplers.options.items() if isinstance(sampler, Prioritized))
+    tree = samplers.priorities_of(name).tree
     leaves = tree.get(np.arange(index.tail, index.head))
     by_chunk = np.maximum.reduceat(leaves, start - index.tail)  # positions between chunks are lost, and 0
     ids, of = np.unique(chunks["episode_id"][live], return_inverse=True)

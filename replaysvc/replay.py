@@ -54,7 +54,7 @@ class Replay:
         self._store = Store(path, clock=clock)
         self._committer = Committer(self.config, monotonic=time.monotonic)
         self._ticker = Ticker()
-        self._keeper = Keeper(self._save_states)
+        self._keeper = Keeper(self._save_states, self.config.state_interval_s)
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
@@ -197,6 +197,7 @@ class Replay:
             self._closed = True
         self._ticker.close()
         self._keeper.close()
+        self._committer.run(lambda: None)  # so that what is saved is of the last commit
         self._save_states()
         self._committer.close()
         for table in self._tables.values():

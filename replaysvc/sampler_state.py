@@ -77,10 +77,11 @@ def saved_tail(store: TableStore) -> int:
 def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int) -> None:
     """Puts back what was saved; what is missing or damaged starts anew, and a line in the log says so."""
     names = set(store.state_names())
-    for sampler in samplers.priorities:
-        prefix = f"priorities.{sampler}."
-        blocks = [_read(store, name, np.float64) for name in sorted(names) if name.startswith(prefix)]
-        samplers.restore_priorities(sampler, [block for block in blocks if block is not None])
+    for sampler in samplers.options:
+        mine = f"priorities.{sampler}"
+        read = [_read(store, name, np.float64) for name in sorted(names) if name.rpartition(".")[0] == mine]
+        if blocks := [block for block in read if block is not None]:
+            samplers.restore_priorities(sampler, blocks)
     data = store.read_state(_MAIN) if _MAIN in names else None
     if data is None:
         limiter.restore(head, 0)

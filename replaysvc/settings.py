@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     commit_interval_s: float = _DEFAULTS.commit_interval_s
     commit_bytes: int = _DEFAULTS.commit_bytes
     queue_bytes: int = _DEFAULTS.queue_bytes
+    state_interval_s: float = _DEFAULTS.state_interval_s
     snapshot_dir: str | None = _DEFAULTS.snapshot_dir
 
     @field_validator("log_level")

@@ -15,7 +15,7 @@ from dqn.config import Config
 Observation = dict[str, np.ndarray]
 
 
-class BitFlip(gym.Env[Observation, np.int64]):
+class BitFlip(gym.Env[Any, np.int64]):
     """Action i flips bit i. Reward 0 for the step that reaches the goal, which terminates, else -1; `bits` steps truncate.
 
     The bits are float32 0 and 1, so that they are a network's input as they are.
@@ -67,7 +67,7 @@ class BitFlip(gym.Env[Observation, np.int64]):
         return {"observation": self._state.copy(), "achieved_goal": self._state.copy(), "desired_goal": self._goal.copy()}
 
 
-gym.register("BitFlip-v0", entry_point=BitFlip)
+gym.register("BitFlip-v0", entry_point="dqn.bitflip:BitFlip")
 
 
 def bitflip_config(bits: int = 15, **changes: Any) -> Config:

@@ -311,6 +311,8 @@ def test_a_sequence_has_the_priority_of_its_anchor(door):
         assert set(zip(batch.positions.tolist(), batch.t.tolist(), strict=True)) == {(0, 0), (3, 3), (6, begin)}
     assert chances(table, what=Sequences(length=3, at_end=AtEnd.DROP)) == pytest.approx({0: 1 / 3, 3: 2 / 3})
     assert chances(table)[1] == pytest.approx(100 / 111)  # the same priorities, of transitions
+    table.update_priorities([3, 2], [4, 50])
+    assert chances(table, what=Sequences(length=3)) == pytest.approx({0: 1 / 10, 3: 4 / 10, 6: 5 / 10})
 
 
 def test_an_episode_has_the_priority_of_its_first_step(door):

@@ -5,9 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-import replay_client
 from replaysvc import (
-    AtEnd,
     Episodes,
     EpisodeUniform,
     FieldSpec,
@@ -27,12 +25,9 @@ from replaysvc import (
     Uniform,
 )
 from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError
-from replaysvc.replay import Replay
-from replaysvc.rpc.server import Server
 from tests.builders import (
     GOALS,
     assert_same,
-    make_goal_table,
     make_table,
     open_door,
     write_episode,
@@ -163,6 +158,8 @@ def test_deleted_episodes_are_gone_for_every_sampler_and_every_call(door, chunk_
     table = make_table(door, [3, 4, 2, 3], samplers=samplers, chunk_steps=chunk_steps)
     assert table.sample(1, sampler="fifo").positions.tolist() == [0]
     table.update_priorities([7, 8, 0], [2, 4, 9])
+    pieces = Sequences(length=2)  # drawn once before, so that what is kept of them must be brought up to date
+    assert table.sample(1, pieces, sampler="prioritized").mask is not None
     assert table.delete_episodes([1, 3]) == 2
     assert kept(table) == {0: (0, 3), 2: (0, 2)}
     left = {0, 1, 2, 7, 8}
@@ -174,6 +171,10 @@ def test_deleted_episodes_are_gone_for_every_sampler_and_every_call(door, chunk_
     check_draws(table.sample(2000, seed=7).positions, dict.fromkeys(sorted(left), 1.0))
     check_draws(table.sample(2000, sampler="fair", seed=7).positions, {0: 2, 1: 2, 2: 2, 7: 3, 8: 3})
     check_draws(table.sample(2000, sampler="prioritized", seed=7).positions, {0: 9, 1: 1, 2: 1, 7: 2, 8: 4})
+    check_draws(table.sample(2000, pieces, sampler="prioritized", seed=7).positions, {0: 9, 2: 1, 7: 2})
+    assert table.sample(9, pieces, sampler="prioritized", seed=7).probability.max() == pytest.approx(9 / 12)
+    with pytest.raises(NotReadyError):
+        table.sample(5, sampler="fifo")
     assert table.sample(4, sampler="fifo").positions.tolist() == [1, 2, 7, 8]
     assert table.sample(5, sampler="lifo").positions.tolist() == [8, 7, 2, 1, 0]
     for sampler in ("fifo", "lifo"):
@@ -340,43 +341,3 @@ def test_a_window_is_never_half_removed(door, remover):
     assert failures == []
     assert min(rounds) >= 3
     assert table.stats().steps <= 60
-
-
-def own_reward(achieved, desired, info):
-    return -np.abs(achieved - desired).sum(axis=-1)
-
-
-KINDS = [
-    (what, sampler)
-    for sampler in ANY
-    for what in (
-        Transitions(),
-        Transitions(n_step=3, stack=Stack(frames=3, columns=("state",)), her=Her(goal=Goal.EPISODE)),
-        Transitions(her=Her(reward=own_reward, terminated=Terminated.STORED, ratio=0.5)),
-        Sequences(length=4, period=2, at_end=AtEnd.SHIFT, n_step=2, stack=2),
-        Sequences(length=4, her=Her(goal=Goal.FINAL), at_end=AtEnd.DROP),
-        Episodes(max_steps=8, her=Her(goal=Goal.FUTURE, open_episodes=True)),
-    )
-]
-
-
-def test_a_seed_gives_the_same_batch_over_both_doors_and_after_a_restart(tmp_path):
-    """Of every kind of request, from a table that capacity and a deletion have gone through."""
-    with Replay(tmp_path / "s") as replay:
-        server = Server(replay, "127.0.0.1:0")
-        server.start()
-        with replay_client.connect(f"127.0.0.1:{server.port}") as client:
-            table = make_goal_table(client, [7, 5, 3, 8, 6, 4, 7], samplers=ANY, capacity_steps=36, chunk_steps=3)
-            with table.writer() as writer:
-                write_goal_episode(writer, 5, episode=7, end="open")
-            table.delete_episodes([4])
-            table.update_priorities(np.arange(9, 45), 1.0 + np.arange(36) % 5)
-            first = [table.sample(20, what, sampler=sampler, seed=3) for what, sampler in KINDS]
-            for (what, sampler), batch in zip(KINDS, first, strict=True):
-                assert_same(replay.table("t").sample(20, what, sampler=sampler, seed=3), batch)
-        server.stop(5.0)
-    with Replay(tmp_path / "s") as replay:
-        for (what, sampler), batch in zip(KINDS, first, strict=True):
-            assert_same(replay.table("t").sample(20, what, sampler=sampler, seed=3), batch)
-        other = [replay.table("t").sample(20, what, sampler=sampler, seed=4) for what, sampler in KINDS]
-        assert all((one.positions != two.positions).any() for one, two in zip(first, other, strict=True))

@@ -1,6 +1,7 @@
 """BitFlip by hand, what the network sees of its observations, and learning it by hindsight through a service."""
 
 import warnings
+from dataclasses import replace
 
 import gymnasium as gym
 import numpy as np
@@ -171,9 +172,10 @@ def success_rate(config, replay, updates):
     return sum(outcome.success for outcome in outcomes) / len(outcomes)
 
 
-def test_bitflip_is_learned_in_hindsight_through_a_service(tmp_path):
-    """From random actions, of which one in a hundred finds a goal."""
+def test_bitflip_is_learned_in_hindsight_and_not_without_through_a_service(tmp_path):
+    """Both learn from the same random actions, of which one episode in thirteen finds its goal."""
+    config = bitflip_config(6, hidden=(64,), batch_size=128, target_update_rate=0.02)
     with ServiceProcess(tmp_path / "store") as service, replay_client.connect(service.address) as replay:
-        config = bitflip_config(6, hidden=(64,), batch_size=128, target_update_rate=0.02)
-        rate = success_rate(config, replay, 1000)
-    assert rate >= 0.9
+        rates = [success_rate(replace(config, her_ratio=ratio), replay, 1000) for ratio in (0.8, 0.0)]
+    assert rates[0] >= 0.9
+    assert rates[1] <= 0.3

@@ -380,12 +380,19 @@ def test_short_or_long_stream_of_pieces_is_refused(name):
         join_pieces(DAMAGED[name])
 
 
+def test_huge_length_is_refused_before_its_bytes_come():
+    pieces = iter([TOTAL.pack(MAX_LARGE_BYTES + 1), b"more"])
+    with pytest.raises(ChunkCorruptError, match="expected at most 1073741824 bytes, found a length of 1073741825"):
+        join_pieces(pieces)
+    assert list(pieces) == [b"more"]
+
+
 def test_pieces_of_a_stream_without_end_are_not_kept():
     taken = []
 
     def endless():
         yield TOTAL.pack(10)
-        while True:
+        while len(taken) < 100:
             taken.append(1)
             yield bytes(4)
 
@@ -786,6 +793,29 @@ def test_snapshot_of_a_name_that_is_none_is_refused_at_both_ends(snapshots, name
     with pytest.raises(SpecMismatchError, match="snapshot"):
         client.connection.call("Snapshot", pb.SnapshotRequest(name=name))
     assert not folder.exists() or not any(folder.iterdir())
+
+
+def test_one_snapshot_is_made_at_a_time(tmp_path, connect, monkeypatch):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def held(path):
+        inside.set()
+        assert go_on.wait(60)
+
+    with Replay(tmp_path / "kept", StoreConfig(snapshot_dir=str(tmp_path / "snapshots"))) as replay:
+        monkeypatch.setattr(replay, "snapshot", held)
+        server = Server(replay, "127.0.0.1:0")
+        server.start()
+        client = connect(server.address, reconnect_timeout_s=0.0)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(client.snapshot, "first")
+            assert inside.wait(60)
+            with pytest.raises(UnavailableError, match="another snapshot is being made"):
+                client.snapshot("second")
+            go_on.set()
+            first.result(60)
+        client.snapshot("second")
+        server.stop(5.0)
 
 
 def test_server_without_a_folder_makes_no_snapshots(serve, connect):

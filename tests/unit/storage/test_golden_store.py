@@ -1,6 +1,7 @@
-"""Stores of each format version. The first was written by the first release; it opens with the same contents for ever; nothing may write its files again.
+"""Stores of each format version. They open with the same contents for ever; nothing may write their files again.
 
-Observation t of episode e is {count: 100 e + t, place: (20000 + t / 8, -t)}, action t is t % 3, reward t is 10 t + e, and
+The one of version 1 was written by the first release. In it,
+observation t of episode e is {count: 100 e + t, place: (20000 + t / 8, -t)}, action t is t % 3, reward t is 10 t + e, and
 log_prob t is -t / 2. Episode 0 has 9 steps and terminated, episode 1 has 6 and was truncated, episode 2 has 5 and is open.
 They were written by two writers at a time, into several segments.
 """
@@ -34,11 +35,11 @@ def test_golden_store_loads_its_records(path):
     loaded = table.load()
     assert list(loaded.index.dtype.names) == expected["names"]
     assert [list(record) for record in loaded.index.tolist()] == expected["index"]
-    for entry, told in zip(loaded.episodes, expected["episodes"], strict=True):
-        assert (entry.episode_id, entry.session_id.hex(), entry.episode_key) == tuple(
+    for found, told in zip(loaded.episodes, expected["episodes"], strict=True):
+        assert (found.episode_id, found.session_id.hex(), found.episode_key) == tuple(
             told[name] for name in ("episode_id", "session_id", "episode_key")
         )
-        assert (entry.actor, entry.started_at_s, entry.metadata.decode()) == tuple(
+        assert (found.actor, found.started_at_s, found.metadata.decode()) == tuple(
             told[name] for name in ("actor", "started_at_s", "metadata")
         )
     assert {session.hex(): last for session, last in loaded.sessions.items()} == expected["sessions"]
