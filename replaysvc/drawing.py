@@ -5,7 +5,7 @@ least recently used ones are given up. A prioritized sampler keeps one priority 
 has a second sum tree over those alone, made when first asked for. Not thread-safe: the table's lock is held around every call.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -53,7 +53,7 @@ class Samplers:
         self.priorities: dict[str, Priorities] = {}  # of the prioritized samplers that are in use
         self._trees: dict[tuple[str, Kind], SumTree] = {}
         self.queues: dict[str, tuple[Kind, Queue]] = {}
-        self._changed: defaultdict[str, set[int]] = defaultdict(set)  # blocks of priorities to save, by sampler
+        self._changed: set[tuple[str, int]] = set()  # blocks of priorities to save: sampler and number
         for name, sampler in self.options.items():
             if isinstance(sampler, Prioritized) and sampler.initial_priority is not None:
                 self.priorities_of(name)
@@ -210,7 +210,7 @@ class Samplers:
         self.steps.insert(start, index.head)
         for name, priorities in self.priorities.items():
             priorities.insert(start, index.head, initial.get(name))
-            self._changed[name].update(range(start // BLOCK, (index.head - 1) // BLOCK + 1))
+            self._changed.update((name, number) for number in range(start // BLOCK, (index.head - 1) // BLOCK + 1))
         for kind, items in self._sets.items():
             changed = items.add(added)
             for (name, of), tree in self._trees.items():
@@ -285,7 +285,7 @@ class Samplers:
         chosen, leaves = positions[live], known.powers(given[live])
         if chosen.size:
             known.update(chosen, leaves)
-            self._changed[name].update(np.unique(chosen // BLOCK).tolist())
+            self._changed.update((name, number) for number in np.unique(chosen // BLOCK).tolist())
         for (of, kind), tree in self._trees.items():
             if of == name and chosen.size:
                 within = self._sets[kind].holds(chosen)
@@ -294,20 +294,19 @@ class Samplers:
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def take_changed_blocks(self, name: str, *, every: bool) -> list[int]:
-        """Returns the numbers of the blocks of priorities that changed since the last call, or of all there are."""
-        blocks, self._changed[name] = self._changed[name], set()
-        first, last = self._index.tail // BLOCK, (self._index.head - 1) // BLOCK
-        return [block for block in (range(first, last + 1) if every else sorted(blocks)) if first <= block <= last]
+    def take_changed_blocks(self) -> list[tuple[str, int]]:
+        """Returns (sampler, number) of the blocks of priorities that changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return sorted(changed & set(self.all_blocks()))
 
-    def put_back_blocks(self, name: str, blocks: Iterable[int]) -> None:
+    def put_back_blocks(self, blocks: Iterable[tuple[str, int]]) -> None:
         """Notes that blocks could not be saved."""
-        self._changed[name].update(blocks)
+        self._changed.update(blocks)
 
-    def put_back_all(self, blocks: Mapping[str, Iterable[int]]) -> None:
-        """Notes that blocks were taken for something else than saving."""
-        for name, numbers in blocks.items():
-            self.put_back_blocks(name, numbers)
+    def all_blocks(self) -> list[tuple[str, int]]:
+        """Returns (sampler, number) of all blocks of priorities that are kept."""
+        numbers = range(self._index.tail // BLOCK, (self._index.head - 1) // BLOCK + 1)
+        return [(name, number) for name in sorted(self.priorities) for number in numbers]
 
     def block(self, name: str, number: int) -> tuple[int, Array]:
         """Returns (first position, leaves) of what is stored of a block of priorities."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from replaysvc.chunk_links import NONE
 from replaysvc.drawing import Picked, Samplers
+from replaysvc.errors import InvalidRequestError, ReplayError
 from replaysvc.layout import Layout
 from replaysvc.relabel import choose_steps
 from replaysvc.requests import AtEnd, Episodes, Sequences, Transitions, Window
@@ -56,12 +57,20 @@ class Plan:
 
 def make_plan(
     index: TableIndex, samplers: Samplers, sampler: str, rng: np.random.Generator, count: int, what: Window, layout: Layout,
-    beta: float | None,
+    beta: float | None, most_steps: int,
 ) -> Plan | None:  # fmt: skip
-    """Draws `count` items and resolves their windows; None if readable ones cannot be found."""
+    """Draws `count` items and resolves their windows; None if readable ones cannot be found.
+
+    Raises:
+      InvalidRequestError: windows of more than `most_steps` steps in all.
+    """
     picked = samplers.draw(sampler, what, rng, count, beta)
     for _ in range(_REDRAWS):
-        plan, bad = _resolve(index, rng, what, layout, picked)
+        try:
+            plan, bad = _resolve(index, rng, what, layout, picked, most_steps)
+        except ReplayError:
+            samplers.give_back(sampler, what, picked.positions)
+            raise
         if plan is not None:
             return plan
         if samplers.waiting_for(sampler, what, len(bad)):  # a queue has no more
@@ -74,7 +83,7 @@ def make_plan(
 
 
 def _resolve(
-    index: TableIndex, rng: np.random.Generator, what: Window, layout: Layout, picked: Picked
+    index: TableIndex, rng: np.random.Generator, what: Window, layout: Layout, picked: Picked, most_steps: int
 ) -> tuple[Plan | None, Array]:
     """Returns the plan of drawn items, or none and the numbers of those that cannot be read."""
     positions, chunks = picked.positions, index.chunks
@@ -91,6 +100,11 @@ def _resolve(
         rows, offsets, width, wanted = _begin(index, what, rows, offsets)
         if (rows < base).any():
             return None, np.flatnonzero(rows < base)
+    if len(positions) * (width + layout.most_frames) > most_steps:
+        raise InvalidRequestError(
+            f"batch_size: expected a batch of at most {most_steps} steps, stacks included, since it is made in memory; "
+            f"found {len(positions)} windows of up to {width + layout.most_frames}"
+        )
     windows = resolve_forward(rows, offsets, width, chunks["n_steps"], chunks["next_row"], base)
     if not isinstance(what, Transitions):
         bad |= windows.counts < wanted  # a lost chunk cuts it

@@ -50,6 +50,9 @@ class Replay:
         """
         self.config = config or StoreConfig()
         self._clock, self._rng = clock, rng or np.random.default_rng()
+        self._changing = (
+            threading.Lock()
+        )  # held by whoever makes, deletes or copies; before `_lock`, which is not held for long
         self._lock = threading.Lock()
         self._store = Store(path, clock=clock)
         self._committer = Committer(self.config, monotonic=time.monotonic)
@@ -85,22 +88,26 @@ class Replay:
         if not isinstance(signature, Signature):
             raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
         config = config or TableConfig()
-        with self._lock:
-            self._check_open()
-            if name in self._tables:
+        with self._changing:
+            with self._lock:
+                self._check_open()
+                existing = self._tables.get(name)
+            if existing is not None:
                 if not exist_ok:
                     raise AlreadyExistsError(f"table {name} exists already")
-                if self._tables[name].signature != signature:
-                    raise AlreadyExistsError(f"table {name} exists with another signature: {self._tables[name].signature}")
-                return EmbeddedTable(self, self._tables[name])
+                if existing.signature != signature:
+                    raise AlreadyExistsError(f"table {name} exists with another signature: {existing.signature}")
+                return EmbeddedTable(self, existing)
             check_table(signature, config)
             description = {"signature": signature.to_json(), "config": config.to_json()}
             store = self._store.create_table(name, description, segment_bytes=config.full_segment_bytes)
             shares = self._shares(len(self._tables) + 1)
             for other in self._tables.values():
                 other.resize_cache(*shares)
-            self._tables[name] = self._load_table(store, shares)
-            return EmbeddedTable(self, self._tables[name])
+            table = self._load_table(store, shares)
+            with self._lock:
+                self._tables[name] = table
+            return EmbeddedTable(self, table)
 
     def table(self, name: str) -> "EmbeddedTable":
         """Returns a table. Raises NotFoundError."""
@@ -122,10 +129,10 @@ class Replay:
 
     def delete_table(self, name: str) -> None:
         """Deletes a table with all its data. Raises NotFoundError."""
-        table = self.engine(name)
-        with self._lock:
-            if self._tables.pop(name, None) is None:
-                raise NotFoundError(f"table {name!r} does not exist")
+        with self._changing:
+            table = self.engine(name)
+            with self._lock:
+                del self._tables[name]
             table.close(NotFoundError(f"table {name!r} was deleted"))
             self._store.delete_table(name)
             for other in self._tables.values():
@@ -141,7 +148,7 @@ class Replay:
         version = check_number("version", version, 0, (1 << 63) - 1)
         if not isinstance(data, bytes):
             raise SpecMismatchError("data", "bytes", type(data).__name__)
-        with self._lock:
+        with self._changing:
             self._check_open()
             self._store.put_params(name, version, data)
 
@@ -173,7 +180,7 @@ class Replay:
         Raises:
           StorageError: `path` holds something, or cannot be written. CapacityError: the disk is full; nothing is left behind.
         """
-        with self._lock:
+        with self._changing:
             self._check_open()
             tables = dict(self._tables)
 
@@ -183,15 +190,19 @@ class Replay:
             self._committer.run(task)
 
     def _save_states(self) -> None:
-        for name, table in list(self._tables.items()):
+        with self._lock:
+            tables = list(self._tables.items())
+        for name, table in tables:
             try:
                 table.save_state()
+            except NotFoundError:  # deleted meanwhile
+                log.debug("table %s: not there any more", name)
             except ReplayError as error:
                 log.warning("table %s: its sampler state could not be saved: %s", name, error)
 
     def close(self) -> None:
         """Makes durable what was appended, and closes the store. Closing twice is fine."""
-        with self._lock:
+        with self._changing, self._lock:
             if self._closed:
                 return
             self._closed = True

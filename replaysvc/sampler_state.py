@@ -8,13 +8,14 @@ is packed.
 import json
 import logging
 import struct
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from replaysvc.codec.zstd import Compressor, decompress
+from replaysvc.core import Core
 from replaysvc.drawing import Samplers
 from replaysvc.errors import ReplayError
 from replaysvc.items import Kind, Rest
@@ -30,39 +31,40 @@ _ARRAY = struct.Struct("<qQ")  # first position, bytes before zstd
 _LEVEL = 1  # priorities hardly compress; this is for speed
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class State:
-    """A copy of what is to be saved: the JSON part, arrays by file name, and which blocks of which samplers they are."""
+    """A copy of what is to be saved: the JSON part, if any, and arrays, each with its first position, by file name."""
 
     main: dict[str, Any]
     arrays: dict[str, tuple[int, Array]]
-    blocks: dict[str, list[int]] = field(default_factory=dict)
 
     def pack(self) -> dict[str, bytes]:
         """Returns the files, by name."""
         compressor = Compressor(_LEVEL)
-        files = {_MAIN: json.dumps(self.main).encode()}
+        files = {_MAIN: json.dumps(self.main).encode()} if self.main else {}
         for name, (start, values) in self.arrays.items():
             raw = values.astype(values.dtype.newbyteorder("<")).tobytes()
             files[name] = _ARRAY.pack(start, len(raw)) + (compressor.compress(raw) if raw else b"")
         return files
 
 
-def take(samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, tail: int, head: int, *, every: bool) -> State:
-    """Returns what changed since the last time, or all of it."""
-    queues, arrays, taken = {}, {}, {}
-    for name, (kind, queue) in samplers.queues.items():
+def take(core: Core) -> State:
+    """Returns all but the priorities."""
+    queues, arrays = {}, {}
+    for name, (kind, queue) in core.samplers.queues.items():
         queues[name] = asdict(kind) | {"rest": kind.rest.value}
         arrays[f"queue.{name}"] = 0, np.stack(queue.pending).astype(np.int64)
-    for name in samplers.priorities:
-        taken[name] = samplers.take_changed_blocks(name, every=every)
-        for number in taken[name]:
-            arrays[f"priorities.{name}.{number}"] = samplers.block(name, number)
+    limiter = core.limiter
     main = {
-        "head": head, "tail": tail, "rng": rng.bit_generator.state, "queues": queues, "inserted": limiter.inserted,
-        "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
+        "head": core.index.head, "tail": core.index.tail, "rng": core.rng.bit_generator.state, "queues": queues,
+        "inserted": limiter.inserted, "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
     }  # fmt: skip
-    return State(main, arrays, taken)
+    return State(main, arrays)
+
+
+def take_blocks(core: Core, blocks: Iterable[tuple[str, int]]) -> State:
+    """Returns blocks of priorities, (sampler, number) each."""
+    return State({}, {f"priorities.{name}.{number}": core.samplers.block(name, number) for name, number in blocks})
 
 
 def saved_tail(store: TableStore) -> int:
@@ -101,7 +103,7 @@ def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: n
         log.error("table %s: its saved sampler state cannot be used and starts anew: %r", store.name, error)
 
 
-def stale(store: TableStore, samplers: Samplers, tail: int, block: int) -> list[str]:
+def stale(store: TableStore, tail: int, block: int) -> list[str]:
     """Returns the names of saved blocks that hold only removed steps."""
     found = []
     for name in store.state_names():

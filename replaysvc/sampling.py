@@ -9,6 +9,7 @@ from replaysvc.batch import BatchColumn
 from replaysvc.cache import Cache
 from replaysvc.checks import check_number
 from replaysvc.codec import DecodedChunk
+from replaysvc.config import MAX_LARGE_BYTES
 from replaysvc.core import Core
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.fetch import fetch
@@ -22,6 +23,8 @@ from replaysvc.types import Array, UpdateCounts
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 1 << 20
+_MOST_BYTES = 2 * MAX_LARGE_BYTES  # of a batch, as raw steps, while it is made
+_MIN_STEP_BYTES = 128  # what the places and flags of one step take meanwhile
 _DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
 
 
@@ -30,6 +33,7 @@ class Sampling:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._most_steps = _MOST_BYTES // max(core.signature.raw_step_bytes, _MIN_STEP_BYTES)
 
     def draw(
         self, batch_size: int, what: Window, *, sampler: str, seed: int | None, beta: float | None, timeout_s: float
@@ -61,7 +65,7 @@ class Sampling:
             with core.changed:
                 self._wait_ready(batch_size, what, sampler, deadline)
                 rng = core.rng if seed is None else np.random.default_rng(seed)
-                plan = make_plan(core.index, core.samplers, sampler, rng, batch_size, what, layout, beta)
+                plan = make_plan(core.index, core.samplers, sampler, rng, batch_size, what, layout, beta, self._most_steps)
                 if plan is not None:
                     core.limiter.count_sample(batch_size)
                     core.changed.notify_all()

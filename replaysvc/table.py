@@ -35,7 +35,6 @@ from replaysvc.errors import (
 from replaysvc.initial import InitialPriorities
 from replaysvc.limiter import LimiterState, check_chunk
 from replaysvc.options import Prioritized
-from replaysvc.requests import Transitions
 from replaysvc.sampling import Sampling
 from replaysvc.spec import FieldSpec, Signature
 from replaysvc.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
@@ -233,10 +232,7 @@ class Table:
             core = self._core
             core.check_open()
             index, counts, limiter = core.index, core.counts, core.limiter
-            name = "uniform" if "uniform" in self.config.samplers else sorted(self.config.samplers)[0]
-            waiting = limiter.sample_waits(1, index.live_steps) or (
-                "" if core.samplers.is_queue(name) else core.samplers.waiting_for(name, Transitions(), 1)
-            )
+            waiting = limiter.sample_waits(1, index.live_steps)
             return TableStats(
                 name=self.name, steps=index.live_steps, episodes=index.episode_count, chunks=len(index.chunks),
                 segments=segments, first_position=index.tail, next_position=index.head,

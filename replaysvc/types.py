@@ -95,12 +95,12 @@ class EpisodeRecord:
 class TableStats:
     """Counters of one table. `_total` counts since the table was made or the process started; others are as of now.
 
-    disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s')
-    in declared dtypes. cache_hits_total counts sampled items whose anchor was cached, cache_misses_total chunks read from
+    disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s') in
+    declared dtypes. cache_hits_total counts sampled items whose anchor was cached, cache_misses_total chunks read from
     disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
     were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table.
-    waiting_for says why uniform transitions cannot be sampled now. limiter: its options, with the steps inserted and the items
-    sampled so far. queues: how much each queue that is in use can hand out now.
+    waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
+    and the items sampled so far. queues: how much each queue that is in use can hand out now.
     """
 
     name: str

@@ -21,6 +21,8 @@ from replaysvc.writer import choose_chunk_steps
 _IDLE_EPISODE_S = 3600.0  # an open episode whose steps are all removed is given up when its writer was silent for so long
 _RECLAIM_SHARE = 4  # the disk is looked through for space when a segment's share of bytes was removed
 
+_BLOCKS = 32  # of priorities, half a MB each, that are copied under the lock at a time
+
 
 class Upkeep:
     """Removes, deletes and saves for one table. What touches files runs on the committer's thread, but for state files."""
@@ -30,6 +32,7 @@ class Upkeep:
         self._unnoted: list[Array] = []  # ids of episodes that went by their priority, not yet noted on the disk
         self._holes = 0  # bytes that were removed since the disk was looked through for space
         self._state_lock = threading.Lock()
+        self._saved: dict[str, Any] | None = None  # what was saved last, but for priorities
 
     def remove_excess(self) -> None:
         """Removes what is over capacity; segments that hold nothing else leave the disk."""
@@ -129,25 +132,31 @@ class Upkeep:
         self.save_state()
 
     def save_state(self) -> None:
-        """Saves what changed of priorities, queues, counts and generator. One thread at a time."""
+        """Saves what changed of priorities, queues, counts and generator: all of it, some blocks of priorities at a time."""
         core = self._core
         with self._state_lock:
             with core.changed:
                 core.check_open()
-                state = self._take_state(every=False)
+                state, tail = sampler_state.take(core), core.index.tail
+                changed = core.samplers.take_changed_blocks()
                 unnoted, self._unnoted = self._unnoted, []
-                tail = core.index.tail
             try:
                 if unnoted:
                     self._committer.run(lambda: core.store.delete_episodes(np.concatenate(unnoted)))
-                core.store.write_states(state.pack())
-                for name in sampler_state.stale(core.store, core.samplers, tail, BLOCK):
+                if state.main != self._saved or changed:
+                    core.store.write_states(state.pack())
+                    self._saved = state.main
+                while changed:
+                    with core.changed:  # not for long: batches are drawn meanwhile
+                        blocks = sampler_state.take_blocks(core, changed[:_BLOCKS])
+                    core.store.write_states(blocks.pack())
+                    changed = changed[_BLOCKS:]
+                for name in sampler_state.stale(core.store, tail, BLOCK):
                     core.store.drop_state(name)
             except ReplayError:
                 with core.changed:
                     self._unnoted += unnoted
-                    for name, blocks in state.blocks.items():
-                        core.samplers.put_back_blocks(name, blocks)
+                    core.samplers.put_back_blocks(changed)
                 raise
 
     def whole_state(self) -> dict[str, bytes]:
@@ -155,10 +164,6 @@ class Upkeep:
         core = self._core
         with core.changed:
             core.check_open()
-            state = self._take_state(every=True)
-            core.samplers.put_back_all(state.blocks)
-        return state.pack()
-
-    def _take_state(self, *, every: bool) -> sampler_state.State:
-        core = self._core
-        return sampler_state.take(core.samplers, core.limiter, core.rng, core.index.tail, core.index.head, every=every)
+            state = sampler_state.take(core)
+            blocks = sampler_state.take_blocks(core, core.samplers.all_blocks())
+        return state.pack() | blocks.pack()

@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 import replay_client
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
+
+# For `--hypothesis-profile=torture`: new examples each time, for minutes.
+settings.register_profile(
+    "torture", max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture

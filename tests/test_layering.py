@@ -18,7 +18,7 @@ FLOORS = (
     ("storage", "columns", "chunk_links", "cache"),
     (
         "table_index", "episode_records", "items", "drawing", "planning", "gather", "gather_sequences", "fetch", "staging",
-        "committer", "initial", "sampler_state", "removal", "core", "sampling", "upkeep", "table",
+        "committer", "initial", "removal", "core", "sampler_state", "sampling", "upkeep", "table",
     ),
     ("embedded_sink", "keeper", "replay"),
     ("rpc",),

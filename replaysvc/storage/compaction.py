@@ -26,13 +26,11 @@ class Plan:
 
 
 def make_plan(segments: Sequence[Segment], live: Array, skip: Callable[[Segment], bool]) -> Plan:
-    """Judges all segments but the newest by the sorted ids of live chunks. `skip` names those not to be written anew."""
+    """Judges all segments but the newest, which alone may be unsealed, by the sorted ids of live chunks. `skip` names those not to be written anew."""
     bounds = np.searchsorted(live, np.array([segment.meta["first_chunk_id"] for segment in segments], np.int64))
     empty: list[Segment] = []
     best, chosen = 0, Plan(empty, None, live[:0], {})
     for segment, following, start, stop in zip(segments, segments[1:], bounds, bounds[1:], strict=False):
-        if not segment.sealed:
-            continue
         if start == stop:
             empty.append(segment)
         elif not skip(segment) and stop - start < segment.count():

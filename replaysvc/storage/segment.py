@@ -207,7 +207,7 @@ class Segment:
         return index, damaged
 
     def sizes(self) -> tuple[Array, Array]:
-        """Returns (chunk ids, stored bytes) of a sealed segment, by its index records; kept once they are asked for."""
+        """Returns (chunk ids, stored bytes) by the index records; kept once they are asked for, so not for one that grows."""
         if self._sizes is None:
             index, _ = self.load_index()
             self._sizes = index["chunk_id"].copy(), index["stored_bytes"].copy()

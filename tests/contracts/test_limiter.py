@@ -2,11 +2,12 @@
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
-from replaysvc import Limiter, TableConfig
-from replaysvc.errors import InvalidRequestError, NotReadyError, UnavailableError, WaitTimeoutError
+from replaysvc import Limiter, TableConfig, embedded_sink
+from replaysvc.errors import InvalidRequestError, LimitedError, NotReadyError, UnavailableError, WaitTimeoutError
 from replaysvc.limiter import LimiterState
 from replaysvc.replay import Replay
 from tests.builders import SCALARS, write_episode, write_episodes
@@ -299,6 +300,22 @@ def test_a_blocked_writer_keeps_no_other_from_sending_what_is_due(door, pool):
     writer.close()
 
 
+def test_an_embedded_writer_waits_in_long_turns_to_the_end_of_its_patience(monkeypatch):
+    """100 s: three turns of 30 s, as long as it would wait for room in the queue, and one of 10 s."""
+    waits, clock = [], [0.0]
+
+    def submit(*args, urgent, wait_s):
+        waits.append(wait_s)
+        clock[0] += wait_s
+        raise LimitedError("limiter: no room")
+
+    monkeypatch.setattr(embedded_sink, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    sink = embedded_sink.EmbeddedSink(SimpleNamespace(submit=submit), None, None, "")
+    with pytest.raises(WaitTimeoutError, match=r"nothing was let in for 100 s \(limiter: no room\)"):
+        sink.put(b"", wait=True, limit_timeout_s=100.0)
+    assert waits == [30, 30, 30, 10]
+
+
 def test_closing_the_store_releases_a_blocked_writer(replay, pool):
     table = replay.create_table("t", SCALARS, QUEUE)
     writer = table.writer()
@@ -319,6 +336,7 @@ def test_counts_survive_a_restart(tmp_path):
         table = replay.table("t")
         writer = table.writer(limit_timeout_s=0.02)
         write_episode(writer, 6, end="open")  # 16 inserted, 6 sampled
+        writer.flush()
         with pytest.raises(WaitTimeoutError, match="16 steps were inserted for 6 items sampled"):
             writer.append(6, 0.0, 7)
         assert len(table.sample(10)) == 10

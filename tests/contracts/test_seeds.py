@@ -147,13 +147,23 @@ def drained(table, what, sampler):
     return [int(batch.positions[0]) for batch in batches]
 
 
-@pytest.mark.parametrize("remover", list(Remover))
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"capacity_steps": 60},
+        {"capacity_episodes": 6},
+        {"capacity_steps": 60, "remover": Remover.OLDEST_EPISODES},
+        {"capacity_steps": 25, "remover": Remover.LOWEST_PRIORITY},
+    ],
+    ids=["steps", "episodes", "whole episodes", "priorities"],
+)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_table_that_came_and_went_gives_the_batches_of_one_that_was_just_opened(tmp_path, remover, seed):
+def test_a_table_that_came_and_went_gives_the_batches_of_one_that_was_just_opened(tmp_path, bounds, seed):
     """What is kept up to date from step to step is the same as what is made anew; so is what is left in the queues."""
     kinds = {"steps": Fifo(2), "pieces": Lifo(), "whole": Fifo()}
     samplers = ANY | kinds | {f"{name}_too": kind for name, kind in kinds.items()}
-    config = TableConfig(capacity_steps=60, chunk_steps=3, remover=remover, samplers=samplers)
+    config = TableConfig(chunk_steps=3, samplers=samplers, **bounds)
     with Replay(tmp_path / "s") as replay:
         table = replay.create_table("t", GOALS, config)
         Script(table, seed).run(60)

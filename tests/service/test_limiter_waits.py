@@ -186,6 +186,8 @@ def test_an_outage_while_held_back_is_told_as_an_outage(make_sender, monkeypatch
         sender.put(CHUNK, wait=True, limit_timeout_s=60)
     assert gone.is_set()
     monkeypatch.setattr(door, "call", call)
+    with pytest.raises(WaitTimeoutError, match=HELD):  # it answers again, and the outage is forgotten
+        sender.flush(0.02)
     door.let_in(1)
     sender.flush(60)
 

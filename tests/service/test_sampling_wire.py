@@ -214,11 +214,13 @@ def test_any_message_is_a_window_or_is_refused(data):
 
 
 @pytest.mark.parametrize("beta", [NAN, INF, -0.1, 4.1])
-def test_beta_out_of_range_is_refused_at_both_ends(raw, replay, serve, connect, beta):
+def test_beta_out_of_range_is_refused_at_both_ends(raw, replay, serve, connect, monkeypatch, beta):
     write_episodes(replay.create_table("t", SCALARS), [4])
     with pytest.raises(SpecMismatchError, match="beta: expected a number from 0 to 4"):
         raw.call("Sample", pb.SampleRequest(table="t", batch_size=4, sampler="prioritized", beta=beta))
-    table = connect(serve().address).table("t")
+    client = connect(serve().address)
+    table = client.table("t")
+    monkeypatch.setattr(client.connection, "sample", lambda *arguments: pytest.fail("it was sent"))
     with pytest.raises(SpecMismatchError, match="beta: expected a number from 0 to 4"):
         table.sample(4, sampler="prioritized", beta=beta)
 

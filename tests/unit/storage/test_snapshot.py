@@ -161,6 +161,17 @@ def test_where_there_can_be_no_links_files_are_copied(path, target, monkeypatch,
     check_whole(target)
 
 
+def test_link_that_fails_for_want_of_space_is_no_reason_to_copy(path, target, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store, _ = make_whole(path)
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(CapacityError, match="No space left"):
+        store.snapshot(target, {})
+    store.close()
+
+
 def test_footer_that_was_committed_by_a_sealing_that_failed_does_not_share_the_file(path, target):
     """As long as the segment is open for writing, its file is copied."""
     disk = Troubled()

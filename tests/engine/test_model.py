@@ -1,0 +1,451 @@
+"""A store and a model of it, plain lists and slow code, go through the same chance events and are compared in all they tell.
+
+`make test` runs a bounded number of the same examples each time; `--hypothesis-profile=torture` looks for new ones, for minutes.
+"""
+
+import shutil
+import tempfile
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from replaysvc import (
+    AtEnd,
+    DenseReward,
+    Episodes,
+    EpisodeUniform,
+    Fifo,
+    Goal,
+    Her,
+    Lifo,
+    Limiter,
+    Prioritized,
+    Recency,
+    Remover,
+    Sequences,
+    SparseReward,
+    Stack,
+    StackPadding,
+    StoreConfig,
+    TableConfig,
+    Terminated,
+    Transitions,
+    Uniform,
+    WeightNorm,
+)
+from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError
+from replaysvc.replay import Replay
+from tests.engine.model import Model, is_queue
+from tests.engine.model_windows import SIGNATURE, Episode, Step, flat, own_reward, own_success, plain
+
+SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20, commit_interval_s=0.0)
+NEVER_S = 3600.0  # no chunk is sent by the clock: which steps are committed is known
+SEEDED = ("uniform", "prioritized", "by_table", "recency", "fair")
+QUEUES = ("fifo", "lifo")
+PRIORITIZED = ("prioritized", "by_table")
+
+stacks = st.builds(
+    Stack,
+    st.integers(1, 3),
+    padding=st.sampled_from(StackPadding),
+    columns=st.sampled_from([(), ("state",), ("observation/reading", "words")]),
+)
+rewards = st.sampled_from([SparseReward(threshold=0.5, success=10.0), SparseReward(1.0), DenseReward(scale=2.0, threshold=1.0)])
+hers = st.none() | st.builds(
+    Her,
+    goal=st.sampled_from(Goal),
+    ratio=st.sampled_from([0.0, 0.5, 1.0]),
+    reward=rewards,
+    terminated=st.sampled_from(Terminated),
+    open_episodes=st.booleans(),
+)
+own_hers = st.builds(
+    Her,
+    goal=st.sampled_from(Goal),
+    ratio=st.sampled_from([0.5, 1.0]),
+    reward=st.just(own_reward),
+    terminated=st.sampled_from(Terminated),
+    success=st.just(own_success),
+    open_episodes=st.booleans(),
+)
+common = {"gamma": st.sampled_from([1.0, 0.5, 0.9]), "stack": stacks, "her": hers | own_hers}
+windows = st.one_of(
+    st.builds(Transitions, n_step=st.integers(1, 5), **common),
+    st.builds(
+        Sequences,
+        length=st.integers(1, 6),
+        period=st.none() | st.integers(1, 7),
+        at_end=st.sampled_from(AtEnd),
+        n_step=st.integers(1, 4),
+        state=st.sampled_from([(), ("carry",), ("log_prob", "carry", "legal")]),
+        **common,
+    ),
+    st.builds(Episodes, max_steps=st.integers(1, 12), open_episodes=st.booleans(), **common),
+)
+prioritized = {
+    "beta": st.sampled_from([0.0, 0.4, 1.0]),
+    "norm": st.sampled_from(WeightNorm),
+    "initial_priority": st.none() | st.just("given"),
+}
+samplers = st.fixed_dictionaries(
+    {
+        "uniform": st.just(Uniform()),
+        "prioritized": st.builds(Prioritized, alpha=st.sampled_from([1.0, 0.6]), **prioritized),
+        "by_table": st.builds(Prioritized, alpha=st.sampled_from([1.0, 0.0, 2.0]), **prioritized),
+        "recency": st.builds(Recency, st.sampled_from([0.5, 3.0, 1000.0])),
+        "fair": st.just(EpisodeUniform()),
+        "fifo": st.builds(Fifo, st.integers(1, 3)),
+        "lifo": st.builds(Lifo, st.integers(1, 3)),
+    }
+)
+configs = st.builds(
+    TableConfig,
+    chunk_steps=st.integers(1, 7),
+    capacity_steps=st.none() | st.integers(6, 30),
+    capacity_episodes=st.none() | st.integers(1, 5),
+    remover=st.sampled_from(Remover),
+    samplers=samplers,
+    flush_interval_s=st.just(NEVER_S),
+)
+
+
+def observation(number, t, place):
+    """Returns observation t of an episode, reached at `place`."""
+    return {
+        "state": [1000 * number + t], "reading": [t / 4, number % 64], "words": [number, t, place][: t % 4],
+        "achieved_goal": [place, 1000 * number], "desired_goal": [50, 1000 * number + 1],
+    }  # fmt: skip
+
+
+def step(number, t, place):
+    """Returns step t of an episode, which leads to `place`."""
+    extras = {
+        "log_prob": -t - 0.5, "carry/0": [t + 1.0, number], "carry/1": t + 0.25, "legal": [t, number % 8, 3][: (t + number) % 4],
+        "given": ((3 * t + number) % 5) / 2,
+    }  # fmt: skip
+    return Step(100 * number + t + 1, (t % 3) + 0.5 * (number % 4) + 1, extras, observation(number, t + 1, place))
+
+
+def given(extras):
+    """Returns extras as `append` wants them."""
+    nested = {name: value for name, value in extras.items() if "/" not in name}
+    return nested | {"carry": (np.array(extras["carry/0"], np.float32), extras["carry/1"])}
+
+
+def arrays(value):
+    """Returns an observation as the writer wants it."""
+    dtypes = {"state": np.int64, "words": np.int32}
+    return {name: np.array(part, dtypes.get(name, np.float32)) for name, part in value.items()}
+
+
+def same(first, second):
+    """Returns whether two batches are equal in every column."""
+    first, second = (
+        {name: plain(column) for key, part in batch.asdict().items() for name, column in flat(part, key).items()}
+        for batch in (first, second)
+    )
+    return first == second
+
+
+class Actor:
+    """A writer, the episode that it writes, and the steps of it that are not committed yet."""
+
+    def __init__(self, table, name):
+        self.writer, self.name = table.writer(name, limit_timeout_s=0.0), name
+        self.episode, self.buffered = None, []
+
+
+class StoreAndModel(RuleBasedStateMachine):
+    """Does everything to both. The clock stands still but for one second a rule."""
+
+    @initialize(config=configs, what=st.lists(windows, min_size=6, max_size=6), queues=st.tuples(windows, windows))
+    def open(self, config, what, queues):
+        self.dir = Path(tempfile.mkdtemp())
+        self.now_s, self.snapshots, self.written, self.turn = 1000.0, 0, 0, 0
+        self.windows, self.queued = what, dict(zip(QUEUES, queues, strict=True))
+        self.actors = {}
+        self.replay = self.open_store(self.dir / "store")
+        self.table = self.replay.create_table("t", SIGNATURE, config)
+        self.model = Model(config)
+
+    def open_store(self, path):
+        return Replay(path, SMALL, clock=lambda: self.now_s, rng=np.random.default_rng(5))
+
+    def teardown(self):
+        if not hasattr(self, "replay"):
+            return
+        try:
+            self.compare(self.table, self.model)
+        finally:
+            self.replay.close()
+            shutil.rmtree(self.dir)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def commit(self, actor, end=""):
+        actor.writer.flush()
+        self.model.commit(actor.episode, actor.buffered, end, self.now_s)
+        actor.buffered = []
+
+    @rule(
+        number=st.integers(0, 2),
+        places=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+        end=st.sampled_from(["", "terminated", "truncated"]),
+        flush=st.sampled_from([True, True, False]),
+    )
+    def write(self, number, places, end, flush):
+        self.now_s += 1
+        if number not in self.actors:
+            self.actors[number] = Actor(self.table, f"actor-{number}")
+        actor = self.actors[number]
+        if actor.episode is None:
+            self.begin(actor, places[0])
+        for i, place in enumerate(places):
+            ends = end if i == len(places) - 1 else ""
+            if not self.append(actor, place, ends):
+                return
+        if flush and actor.buffered and not self.model.insert_waits(len(actor.buffered)):
+            self.commit(actor)
+
+    def begin(self, actor, place):
+        self.written += 1
+        first = observation(self.written, 0, place)
+        actor.episode = Episode(actor.name, self.written % 3 - 1, {"number": self.written}, first)
+        actor.writer.begin(arrays(first), metadata=actor.episode.metadata, policy_version=actor.episode.policy_version)
+
+    def append(self, actor, place, end):
+        """Appends one step; returns whether the limiter let it in."""
+        episode, count = actor.episode, len(actor.buffered) + 1
+        number = episode.metadata["number"]
+        new = step(number, len(episode.steps) + count - 1, place)
+        full = bool(end) or count == self.table.config.chunk_steps
+        flags = {end: True} if end else {}
+        arguments = (new.action, new.reward, arrays(new.after))
+        if full and self.model.insert_waits(count):
+            with pytest.raises(WaitTimeoutError):
+                actor.writer.append(*arguments, extras=given(new.extras), **flags)
+            return False
+        actor.writer.append(*arguments, extras=given(new.extras), **flags)
+        actor.buffered.append(new)
+        if full:
+            self.commit(actor, end)
+        if end:
+            actor.episode = None
+        return True
+
+    @precondition(lambda self: self.actors)
+    @rule(data=st.data(), how=st.sampled_from(["flush", "abandon", "close"]))
+    def part(self, data, how):
+        self.now_s += 1
+        number = data.draw(st.sampled_from(sorted(self.actors)))
+        actor = self.actors[number]
+        if actor.buffered and self.model.insert_waits(len(actor.buffered)):
+            return
+        if how == "close":
+            self.close_actor(number)
+            return
+        if how == "abandon":
+            actor.writer.abandon()
+        if actor.buffered:
+            self.commit(actor)
+        if how == "abandon":
+            actor.episode = None
+
+    def close_actor(self, number):
+        actor = self.actors.pop(number)
+        actor.writer.close()
+        if actor.buffered:
+            self.model.commit(actor.episode, actor.buffered, "", self.now_s)
+
+    # -- sampling -----------------------------------------------------------------------------------------------------
+
+    def draw(self, table, model, count, what, sampler, **options):
+        """Samples and compares; returns the batch, None if there is rightly none."""
+        note(f"count={count} sampler={sampler} what={what} {options}")
+        limiter = model.limiter
+        if count > limiter.max_diff - limiter.min_diff:
+            with pytest.raises(InvalidRequestError, match="batch_size"):
+                table.sample(count, what, sampler=sampler, **options)
+            return None
+        if not model.can_sample(sampler, what, count):
+            with pytest.raises(NotReadyError):
+                table.sample(count, what, sampler=sampler, **options)
+            return None
+        batch = table.sample(count, what, sampler=sampler, **options)
+        model.check_batch(batch, what, sampler, count, options.get("beta"), self.now_s)
+        return batch
+
+    @rule(
+        number=st.integers(0, 5),
+        sampler=st.sampled_from(SEEDED),
+        count=st.sampled_from([1, 2, 3, 5, 8, 40]),
+        seed=st.none() | st.integers(0, (1 << 64) - 1),
+        beta=st.sampled_from([None, None, 0.0, 0.7, 4.0]),
+    )
+    def sample(self, number, sampler, count, seed, beta):
+        self.sample_other(self.windows[number], sampler, count, seed, beta)
+
+    @rule(what=windows, sampler=st.sampled_from(SEEDED), count=st.integers(1, 8), seed=st.none() | st.just(7), beta=st.none())
+    def sample_other(self, what, sampler, count, seed, beta):
+        self.now_s += 1
+        options = {"beta": beta} if sampler in PRIORITIZED else {}
+        first = self.draw(self.table, self.model, count, what, sampler, seed=seed, **options)
+        if first is not None and seed is not None:
+            second = self.draw(self.table, self.model, count, what, sampler, seed=seed, **options)
+            assert second is None or same(first, second)
+
+    @rule(sampler=st.sampled_from(QUEUES), count=st.integers(1, 6))
+    def take(self, sampler, count):
+        self.now_s += 1
+        self.draw(self.table, self.model, count, self.queued[sampler], sampler)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        sampler=st.sampled_from(PRIORITIZED),
+        back=st.lists(st.integers(-2, 40), max_size=8),
+        priorities=st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 1e-6]), min_size=8, max_size=8),
+    )
+    def update(self, sampler, back, priorities):
+        positions = [max(-1, self.model.next_position - number) for number in back]
+        counts = self.table.update_priorities(np.array(positions, np.int64), priorities[: len(back)], sampler=sampler)
+        assert counts == self.model.update(sampler, positions, priorities[: len(back)])
+
+    @rule(sampler=st.sampled_from(PRIORITIZED), bad=st.sampled_from([np.nan, np.inf, -1.0, 1e31]))
+    def update_badly(self, sampler, bad):
+        with pytest.raises(InvalidRequestError):
+            self.table.update_priorities([0, self.model.next_position - 1], [2.0, bad], sampler=sampler)
+
+    @rule(back=st.lists(st.integers(-1, 8), max_size=3))
+    def delete(self, back):
+        ids = [max(0, len(self.model.episodes) - number) for number in back]
+        expected = self.model.delete(ids)
+        if expected is None:
+            with pytest.raises(InvalidRequestError, match="open"):
+                self.table.delete_episodes(ids)
+        else:
+            assert self.table.delete_episodes(ids) == expected
+
+    @rule(
+        ratio=st.sampled_from([None, 0.5, 1.0, 4.0]), steps=st.integers(1, 6), low=st.integers(0, 30), high=st.integers(0, 60)
+    )
+    def limit(self, ratio, steps, low, high):
+        limiter = Limiter(min_steps=steps)
+        if ratio is not None:  # near enough to where the table is now that both sides will wait
+            diff = ratio * self.model.inserted - self.model.sampled
+            chunk = self.table.config.chunk_steps
+            least = min(ratio * steps, diff - low)
+            most = max(ratio * (steps + chunk), diff + high, least + 2 * max(1, ratio), least + ratio * chunk)
+            limiter = Limiter(min_steps=steps, samples_per_insert=ratio, error_buffer=(least, most))
+        self.set_limiter(limiter)
+
+    def set_limiter(self, limiter):
+        self.table.set_limiter(limiter)
+        self.model.limiter = limiter
+
+    # -- leaving and coming back --------------------------------------------------------------------------------------
+
+    @rule(number=st.integers(0, 5))
+    def reopen(self, number):
+        self.now_s += 1
+        if any(actor.buffered and self.model.insert_waits(len(actor.buffered)) for actor in self.actors.values()):
+            self.set_limiter(Limiter())
+        for name in sorted(self.actors):
+            self.close_actor(name)
+        before = {name: self.draw(self.table, self.model, 4, self.windows[number], name, seed=3) for name in SEEDED}
+        self.replay.close()
+        self.replay = self.open_store(self.dir / "store")
+        self.table = self.replay.table("t")
+        assert self.table.config.limiter == self.model.limiter
+        self.compare(self.table, self.model)
+        for name, batch in before.items():
+            again = self.draw(self.table, self.model, 4, self.windows[number], name, seed=3)
+            assert batch is None or again is None or same(batch, again)
+
+    @rule(number=st.integers(0, 5))
+    def snapshot(self, number):
+        self.snapshots += 1
+        path = self.dir / f"snapshot-{self.snapshots}"
+        self.replay.snapshot(path)
+        model = deepcopy(self.model)
+        with self.open_store(path) as copy:
+            table = copy.table("t")
+            self.compare(table, model)
+            for name in (*SEEDED, *QUEUES):
+                what = self.queued.get(name, self.windows[number])
+                there = self.draw(table, model, 2, what, name)
+                here = self.draw(self.table, self.model, 2, what, name)
+                assert (there is None) == (here is None)
+                assert here is None or same(there, here)
+            with copy.table("t").writer() as writer:
+                writer.begin(arrays(observation(1, 0, 0)))
+        shutil.rmtree(path)
+
+    # -- comparing ----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def counters_and_records_agree(self):
+        if hasattr(self, "model"):
+            self.turn += 1
+            stored = self.model.stored
+            self.compare(self.table, self.model, read=stored[self.turn % len(stored) :][:1] if stored else [])
+
+    def compare(self, table, model, read=None):
+        """Compares all but what is drawn; read: the episodes whose every step is compared, None: all."""
+        stats = table.stats()
+        assert (stats.steps, stats.episodes, stats.next_position) == (model.size, len(model.stored), model.next_position)
+        assert (stats.limiter["inserted"], stats.limiter["sampled"]) == (model.inserted, model.sampled)
+        assert stats.ready == model.can_sample("uniform", Transitions(), 1)
+        records = {record.episode_id: record for record in table.episodes(limit=1000)}
+        assert list(records) == [episode.id for episode in reversed(model.stored)]
+        for episode in model.stored:
+            self.compare_record(records[episode.id], episode)
+        for episode in model.stored if read is None else read:
+            self.compare_steps(table, episode)
+        if read is None:
+            for episode in model.episodes:
+                if not episode.live:
+                    with pytest.raises(NotFoundError):
+                        table.read_episode(episode.id)
+
+    def compare_record(self, record, episode):
+        assert (record.first_step, record.length) == (episode.first, len(episode.steps))
+        assert (record.closed, record.terminated, record.truncated) == (
+            bool(episode.end), episode.end == "terminated", episode.end == "truncated",
+        )  # fmt: skip
+        assert record.return_ == sum(step.reward for step in episode.steps)
+        assert (record.actor, record.policy_version) == (episode.actor, episode.policy_version)
+        assert (record.metadata, record.started_at_s) == (episode.metadata, episode.started_at_s)
+
+    def compare_steps(self, table, episode):
+        parts = table.read_episode(episode.id, episode.first).items()
+        found = {name: plain(column) for key, part in parts for name, column in flat(part, key).items()}
+        length = len(episode.steps)
+        for name in episode.start:
+            expected = [episode.seen(t)[name] for t in range(episode.first, length + 1)]
+            assert found.pop(f"observation/{name}") == expected, name
+        for name in episode.steps[0].extras:
+            assert found.pop(name) == [step.extras[name] for step in episode.live], name
+        assert found.pop("action") == [step.action for step in episode.live]
+        assert found.pop("reward") == [step.reward for step in episode.live]
+        for name in ("terminated", "truncated"):
+            assert found.pop(name) == [t == length - 1 and episode.end == name for t in range(episode.first, length)]
+        assert found == {}
+        if episode.first:
+            with pytest.raises(InvalidRequestError):
+                table.read_episode(episode.id, episode.first - 1)
+
+
+_TORTURE = settings.get_current_profile_name() == "torture"
+pytestmark = pytest.mark.timeout(0 if _TORTURE else 300)
+TestStoreAndModel = StoreAndModel.TestCase
+if not _TORTURE:
+    TestStoreAndModel.settings = settings(
+        max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
