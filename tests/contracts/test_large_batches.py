@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import Episodes, Fifo, FieldSpec, Signature, TableConfig, Uniform
+from replaysvc import Episodes, FieldSpec, Fifo, Signature, TableConfig, Uniform
 from replaysvc.errors import InvalidRequestError
 
 MEGABYTES = Signature(FieldSpec("observation", (1 << 20,), np.uint8), FieldSpec("action", (), np.int64))
@@ -11,14 +11,14 @@ MEGABYTES = Signature(FieldSpec("observation", (1 << 20,), np.uint8), FieldSpec(
 
 @pytest.mark.parametrize("sampler", ["uniform", "queue"])
 def test_episodes_that_are_too_large_together_are_refused_and_none_is_used_up(door, sampler):
-    """A step is 2 MiB with both its observations, so a batch may have 1,000 steps or so; four episodes of 300 are too many."""
+    """A step is 2 MiB with both its observations, so a batch may have 1,000 steps or so; twenty of 60 steps are too many."""
     table = door.create_table("t", MEGABYTES, TableConfig(samplers={"uniform": Uniform(), "queue": Fifo(400)}))
     frame = np.zeros(1 << 20, np.uint8)
     with table.writer() as writer:
         writer.begin(frame)
-        for t in range(300):
-            writer.append(t, 0.0, frame, truncated=t == 299)
+        for t in range(60):
+            writer.append(t, 0.0, frame, truncated=t == 59)
     with pytest.raises(InvalidRequestError, match="batch_size"):
-        table.sample(4, Episodes(max_steps=300), sampler=sampler)
+        table.sample(20, Episodes(max_steps=60), sampler=sampler)
     for _ in range(2):
-        assert table.sample(1, Episodes(max_steps=300), sampler=sampler).mask.sum() == 300
+        assert table.sample(1, Episodes(max_steps=60), sampler=sampler).mask.sum() == 60
