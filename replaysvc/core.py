@@ -41,6 +41,7 @@ class Core:
     rng: np.random.Generator
     open_episodes: dict[EpisodeName, OpenEpisode]
     next_episode_id: int
+    starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     closed: ReplayError | None = None
 

@@ -37,7 +37,7 @@ def _record(index: TableIndex, episode_id: int) -> EpisodeRecord:
         episode_id=episode_id,
         actor=index.actor(row["actor"]),
         length=int(row["length"]),
-        first_step=int(index.field("first_step", [row["first_row"]])[0]),
+        first_step=int(index.first_live_step(np.array([row["first_row"]]))[0]),
         return_=float(row["return_"]),
         terminated=bool(flags & TERMINATED),
         truncated=bool(flags & TRUNCATED),
@@ -54,7 +54,7 @@ def episode_chunk_ids(index: TableIndex, table: str, episode_id: int, start: int
     if not 0 <= at < len(index.episodes) or index.episodes["first_row"][at] == NONE:
         raise NotFoundError(f"episode {episode_id} is not in table {table}")
     row, length = int(index.episodes["first_row"][at]), int(index.episodes["length"][at])
-    first = int(index.field("first_step", [row])[0])
+    first = int(index.first_live_step(np.array([row]))[0])
     stop = length if stop is None else stop
     if not first <= start < stop <= length:
         raise InvalidRequestError(

@@ -59,6 +59,11 @@ class LimiterState:
             f"{_many(items, 'more item')} must be sampled before {_many(m, 'step')} can be inserted"
         )
 
+    def starves(self, n: int, stored: int) -> bool:
+        """Returns whether `n` items would still wait when all that is admitted has been inserted."""
+        lacking = self._low + n * self._scale - self._diff(self.inserted + self.admitted)
+        return stored + self.admitted < self.options.min_steps or (self._limits and lacking > 0)
+
     def never_samples(self, n: int) -> str:
         """Returns why `n` items can never be sampled at once, however much is inserted; if they can: ""."""
         if not self._limits or n * self._scale <= self._high - self._low:

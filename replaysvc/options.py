@@ -132,7 +132,8 @@ class Limiter:
     the table, diff = inserted * samples_per_insert - sampled:
       sampling n items waits unless stored >= min_steps and diff - n >= min_diff
       inserting m steps waits unless stored + m <= min_steps or diff + m * samples_per_insert <= max_diff
-    Exactly at a bound nothing waits.
+    Exactly at a bound nothing waits. Steps are inserted by chunks: where a chunk and a batch would wait for each other for
+    ever, because `max_diff - min_diff` has no room for both, the chunk is inserted.
 
     min_steps: steps that must be stored before anything is sampled.
     samples_per_insert: items sampled for each step inserted, on average; None: only `min_steps` limits.

@@ -118,7 +118,12 @@ class Sampling:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise NotReadyError(f"table {core.name}: {waiting}")
-            core.changed.wait(left)
+            core.starving.append(batch_size)
+            core.changed.notify_all()  # of two that would wait for each other for ever, the insert goes on
+            try:
+                core.changed.wait(left)
+            finally:
+                core.starving.remove(batch_size)
 
     def _gather(self, plan: Plan) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again."""

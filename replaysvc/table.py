@@ -143,7 +143,8 @@ class Table:
                 last = self._sessions.get(session_id, -1)
                 count = sum(n for sequence, n in steps if sequence > last)
                 waiting = core.limiter.insert_waits(count, core.index.live_steps) if count else ""
-                if not waiting:
+                starves = len(steps) == 1 and any(core.limiter.starves(n, core.index.live_steps) for n in core.starving)
+                if not waiting or starves:
                     core.limiter.admit(count)
                     return count
                 left = deadline - time.monotonic()

@@ -1,8 +1,9 @@
 """The learner's batches: what it asks the service for, and what it tells it back.
 
 They come from a stream, requests under way all the time. Where they are prioritized (Schaul et al. 2016), a thread sends the
-new priorities, so that the learner waits for no answer: a batch is drawn by priorities that lack those of the few batches
-before it. Beta grows by small steps, with a new stream for each.
+new priorities, so that the learner waits for no answer; those of a few batches go in one call, for a call costs as much as a
+third of an update, and the batches that are under way were drawn without them anyway. Beta grows by small steps, with a new
+stream for each.
 """
 
 import math
@@ -15,7 +16,8 @@ import numpy as np
 from dqn.config import Config
 from replay_client import Batch, Goal, Her, Prioritized, SparseReward, Table, Transitions
 
-_PREFETCH = 4
+_PREFETCH = 4  # requests under way
+_TOGETHER = 4  # batches whose priorities go in one call
 _TIMEOUT_S = 60.0  # for the table to hold what is asked for
 _BETA_UPDATES = 200  # updates between two steps of beta: a new stream throws away what was under way
 
@@ -38,6 +40,7 @@ class Batches:
         self._stream: Iterator[Batch] = self._open(None)  # asks for nothing before the first batch is wanted
         self._renew_at = 0.0 if self._first_beta is not None else math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="priorities")
+        self._learned: list[tuple[np.ndarray, np.ndarray]] = []  # positions and priorities that are not sent yet
         self._sent: Future[object] | None = None
 
     def draw(self, updates: int) -> Batch:
@@ -52,16 +55,22 @@ class Batches:
         """Tells the service how wrong the network was about each item: its new priority. Does not wait for the answer."""
         if self._first_beta is None:
             return
-        self._settle()
-        priorities = np.abs(td_errors) + self._config.priority_epsilon
-        send = partial(self._table.update_priorities, sampler=self._config.sampler)
-        self._sent = self._thread.submit(send, batch.positions, priorities)
+        self._learned.append((batch.positions, np.abs(td_errors) + self._config.priority_epsilon))
+        if len(self._learned) == _TOGETHER:
+            self._send()
 
     def _open(self, beta: float | None) -> Iterator[Batch]:
         config = self._config
         return self._table.stream(
             config.batch_size, window(config), sampler=config.sampler, beta=beta, prefetch=_PREFETCH, timeout_s=_TIMEOUT_S
         )
+
+    def _send(self) -> None:
+        self._settle()
+        positions, priorities = (np.concatenate(parts) for parts in zip(*self._learned, strict=True))
+        self._learned.clear()
+        send = partial(self._table.update_priorities, sampler=self._config.sampler)
+        self._sent = self._thread.submit(send, positions, priorities)
 
     def _settle(self) -> None:
         """Waits for the answer to the last priorities. Raises what it says, which would else stay unseen."""
@@ -73,6 +82,10 @@ class Batches:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown()  # the last priorities are sent
-        if kind is None:
-            self._settle()
+        try:
+            if kind is None:
+                if self._learned:
+                    self._send()
+                self._settle()
+        finally:
+            self._thread.shutdown()

@@ -70,8 +70,8 @@ def make_network(config: Config) -> QNetwork:
 def _input_size(space: gym.Space[Any]) -> int | None:
     """Returns how many numbers the network sees of an observation; None if it cannot see any."""
     if isinstance(space, Dict):
-        parts = [space.spaces.get(part) for part in GOAL_PARTS]
-        return sum(math.prod(part.shape) for part in parts) if all(isinstance(part, Box) for part in parts) else None
+        boxes = [part for name in GOAL_PARTS if isinstance(part := space.spaces.get(name), Box)]
+        return sum(math.prod(box.shape) for box in boxes) if len(boxes) == len(GOAL_PARTS) else None
     return math.prod(space.shape) if isinstance(space, Box) and len(space.shape) == 1 else None
 
 

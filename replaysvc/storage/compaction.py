@@ -26,7 +26,10 @@ class Plan:
 
 
 def make_plan(segments: Sequence[Segment], live: Array, skip: Callable[[Segment], bool]) -> Plan:
-    """Judges all segments but the newest, which alone may be unsealed, by the sorted ids of live chunks. `skip` names those not to be written anew."""
+    """Judges all segments but the newest, which alone may be unsealed, by the sorted ids of live chunks.
+
+    `skip` names those that are not to be written anew.
+    """
     bounds = np.searchsorted(live, np.array([segment.meta["first_chunk_id"] for segment in segments], np.int64))
     empty: list[Segment] = []
     best, chosen = 0, Plan(empty, None, live[:0], {})

@@ -107,7 +107,10 @@ def test_sampling_releases_a_blocked_insert(door, pool):
 
 
 def test_an_insert_that_waits_lets_nobody_sample(door):
-    """7 items are left of 10. The 4 or 5 steps that wait do not fit beside them, and an eighth is not to be had of those."""
+    """7 items are left of 10. The 4 or 5 steps that wait do not fit beside them, and an eighth is not to be had of those.
+
+    Unless somebody waits for it.
+    """
     table = door.create_table("t", SCALARS, TableConfig(chunk_steps=5, limiter=Limiter.queue(10)))
     writer = fill(table)
     with contextlib.suppress(WaitTimeoutError):  # a client takes the fifth, to wait with all of them
@@ -116,7 +119,7 @@ def test_an_insert_that_waits_lets_nobody_sample(door):
     flush_in_vain(writer)
     table.sample(3)
     with pytest.raises(NotReadyError, match="3 items were sampled for 10 steps inserted; 1 more step"):
-        table.sample(8, timeout_s=0.1)
+        table.sample(8)
     assert table.stats().steps == 10
     table.sample(2)  # 5 and 5 fit
     writer.flush(60)
@@ -376,3 +379,17 @@ def test_a_limit_timeout_that_is_no_time_is_refused(door, timeout_s):
     table = door.create_table("t", SCALARS)
     with pytest.raises(InvalidRequestError, match="limit_timeout_s"):
         table.writer(limit_timeout_s=timeout_s)
+
+
+def test_a_chunk_and_a_batch_never_wait_for_each_other_for_ever(door, pool):
+    """Of at most 10 steps ahead 8 are there, and a batch needs 10: the next chunk of four is let in, two steps over."""
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=4, limiter=Limiter.queue(10)))
+    with table.writer() as writer:
+        write_episode(writer, 8)
+        writer.flush()
+        sampled = pool.submit(table.sample, 10, timeout_s=30)
+        write_episode(writer, 4, episode=1)
+        writer.flush()
+        assert len(sampled.result(30)) == 10
+    assert table.stats().limiter["inserted"] == 12
+    assert table.stats().limiter["sampled"] == 10

@@ -198,6 +198,7 @@ def test_deleted_episodes_are_gone_for_every_sampler_and_every_call(door, chunk_
     check_draws(table.sample(2000, sampler="prioritized", seed=7).positions, {0: 9, 1: 1, 2: 1, 7: 2, 8: 4})
     check_draws(table.sample(2000, pieces, sampler="prioritized", seed=7).positions, {0: 9, 2: 1, 7: 2})
     assert table.sample(9, pieces, sampler="prioritized", seed=7).probability.max() == pytest.approx(9 / 12)
+    assert table.stats().queues["fifo"] == 4
     with pytest.raises(NotReadyError):
         table.sample(5, sampler="fifo")
     assert table.sample(4, sampler="fifo").positions.tolist() == [1, 2, 7, 8]
@@ -306,6 +307,20 @@ def test_deletion_holds_after_a_restart(tmp_path, kind):
     with open_door(kind, tmp_path / "s") as door:
         append_episodes(door.table("t"), [1], first=3)
         assert kept(door.table("t")) == {0: (0, 3), 2: (0, 2), 3: (0, 1)}
+
+
+@pytest.mark.parametrize("kind", ["embedded", "client"])
+def test_room_made_by_a_deletion_brings_nothing_back_after_a_restart(tmp_path, kind):
+    """Capacity took steps 0 and 1 of the first episode, whose chunk is still on the disk."""
+    with open_door(kind, tmp_path / "s") as door:
+        table = make_table(door, [4, 4], capacity_steps=6, chunk_steps=64)
+        assert table.delete_episodes([1]) == 1
+        assert table.stats().steps == 2
+    with open_door(kind, tmp_path / "s") as door:
+        table = door.table("t")
+        assert table.stats().steps == 2
+        for sampler in ("uniform", "prioritized"):
+            assert set(table.sample(50, sampler=sampler, seed=1).positions.tolist()) == {2, 3}
 
 
 @pytest.mark.parametrize("remover", list(Remover))

@@ -158,7 +158,7 @@ def drained(table, what, sampler):
     ],
     ids=["steps", "episodes", "whole episodes", "priorities"],
 )
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [2, 8])
 def test_a_table_that_came_and_went_gives_the_batches_of_one_that_was_just_opened(tmp_path, bounds, seed):
     """What is kept up to date from step to step is the same as what is made anew; so is what is left in the queues."""
     kinds = {"steps": Fifo(2), "pieces": Lifo(), "whole": Fifo()}
@@ -170,7 +170,7 @@ def test_a_table_that_came_and_went_gives_the_batches_of_one_that_was_just_opene
         assert table.stats().removed_steps_total > 20
         before = [sampled(table, what, sampler) for what, sampler in KINDS]
         left = {name: drained(table, what, name) for what, (name, _) in QUEUES.items()}
-        assert sum(batch is not None for batch in before) > len(KINDS) / 2
+        assert sum(batch is not None for batch in before) > 5
     with Replay(tmp_path / "s") as replay:
         table = replay.table("t")
         for (what, sampler), batch in zip(KINDS, before, strict=True):

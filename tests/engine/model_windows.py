@@ -96,7 +96,9 @@ class Episode:
 
 def stacked(stack):
     """Returns the observations that are stacked."""
-    return () if stack.frames == 1 else stack.columns or ("state", "reading", "words")
+    if stack.frames == 1:
+        return set()
+    return {name.removeprefix("observation/") for name in stack.columns} or {"state", "reading", "words"}
 
 
 def goals_of(goal, episode, t):
@@ -140,7 +142,7 @@ def expected(what, episode, t, width, goal):
         summed = range(u, min(u + n, stop))
         last = there and u + len(summed) == stop
         row = {f"observation/{name}": observation(name, u) for name in episode.start}
-        row |= {f"next_observation/{name}": observation(name, min(u + n, final)) for name in episode.start}
+        row |= {f"next_observation/{name}": observation(name, min(u + n, max(final, u + 1))) for name in episode.start}
         step = episode.steps[u] if there else None
         row["action"] = step.action if there else 0
         row |= {f"extras/{name}": step.extras[name] if there else ZEROS[name] for name in episode.steps[0].extras}

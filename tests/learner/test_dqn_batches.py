@@ -49,6 +49,15 @@ def test_priorities_are_the_absolute_td_errors_and_a_little_more():
     assert table.diary == [("update", [7, 9, 7], [2.5, 0.5, 2.0], "prioritized")]
 
 
+def test_priorities_of_four_batches_go_in_one_call_in_their_order_and_the_rest_at_the_end():
+    """Of a position that comes again, the last priority holds."""
+    table = DiaryTable()
+    with Batches(table, prioritized()) as batches:
+        for error in range(5):
+            batches.learned(SimpleNamespace(positions=np.array([error % 2])), np.array([float(error)]))
+    assert [entry[1:3] for entry in table.diary] == [([0, 1, 0, 1], [0.5, 1.5, 2.5, 3.5]), ([0], [4.5])]
+
+
 def test_beta_rises_in_a_straight_line_to_one_and_stays_there():
     """100 steps warm up, each further one pays for an update: beta 0.5 at step 0, 0.6 at 100, 1 at 500 and after."""
     table = DiaryTable(beta=0.5)
@@ -77,20 +86,23 @@ def test_learner_does_not_wait_for_the_answer_to_its_priorities():
     table = DiaryTable()
     table.answer.clear()
     with Batches(table, prioritized()) as batches:
-        batches.learned(BATCH, np.zeros(3))
+        for _ in range(4):
+            batches.learned(BATCH, np.zeros(3))
         assert batches.draw(0) == 100
         assert [entry[0] for entry in table.diary] == ["stream"]
         table.answer.set()
     assert [entry[0] for entry in table.diary] == ["stream", "update"]
 
 
-def test_priorities_that_were_refused_fail_the_next_update():
+def test_priorities_that_were_refused_fail_a_later_update():
     table = DiaryTable()
     table.fails = True
     with Batches(table, prioritized()) as batches:
-        batches.learned(BATCH, np.zeros(3))
+        for _ in range(7):
+            batches.learned(BATCH, np.zeros(3))
         with pytest.raises(NotFoundError, match="chain"):
             batches.learned(BATCH, np.zeros(3))
+        table.fails = False
 
 
 def test_last_priorities_are_sent_and_a_refusal_is_not_lost():
