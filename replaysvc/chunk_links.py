@@ -2,7 +2,8 @@
 
 Each chunk knows its predecessor, and one chunk further back: the jump pointers of Myers (1983, "An applicative random-access
 stack"). The chunk at depth d (chunks before it in an unbroken run) jumps over as many chunks as the lowest digit of d in
-skew-binary says, so links never change once they are made, whatever is appended or removed later.
+skew-binary says, so links never change once they are made, whatever is appended or removed later. The first of a run jumps to
+itself.
 """
 
 import numpy as np
@@ -35,7 +36,7 @@ def find_depth(row: Array, wanted: Array, depth: Array, prev_row: Array, jump_ro
         at = row[going] - base
         jump = jump_row[at]
         known = jump >= base
-        far = known & (depth[np.where(known, jump, base) - base] >= wanted[going])
+        far = known & (jump < row[going]) & (depth[np.where(known, jump, base) - base] >= wanted[going])
         row[going] = np.where(far, jump, prev_row[at])
 
 
@@ -52,5 +53,5 @@ def find_step(row: Array, step: Array, first_step: Array, prev_row: Array, jump_
         at = row[going] - base
         jump = jump_row[at]
         known = jump >= base
-        far = known & (first_step[np.where(known, jump, base) - base] > step[going])
+        far = known & (jump < row[going]) & (first_step[np.where(known, jump, base) - base] > step[going])
         row[going] = np.where(far, jump, prev_row[at])

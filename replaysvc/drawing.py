@@ -114,9 +114,22 @@ class Samplers:
         return options.norm
 
     def give_back(self, name: str, what: Window, positions: Array) -> None:
-        """Takes items back into a queue that could not be read after all, so that they are handed out later."""
-        if isinstance(self._options(name), Fifo | Lifo):
-            self._queue(name, what).insert(positions)
+        """Takes items back into a queue that could not be read after all: they are the next to be handed out."""
+        options = self._options(name)
+        if not isinstance(options, Fifo | Lifo) or not len(self._index.chunks):
+            return
+        queue, items = self._queue(name, what), self._set(kind_of(what, complete=True))
+        given, times = np.unique(positions[positions >= self._index.tail], return_counts=True)
+        readable = items.holds(given)
+        given, times = given[readable], times[readable]
+        pending, remaining = queue.pending
+        again = np.isin(given, pending)
+        order = np.argsort(pending)
+        remaining[order[np.searchsorted(pending, given[again], sorter=order)]] += times[again]
+        fresh = items.by_completion(given[~again])
+        left = times[np.searchsorted(given, fresh)]
+        both = ((fresh, left), (pending, remaining)) if isinstance(options, Fifo) else ((pending, remaining), (fresh, left))
+        queue.restore(np.concatenate([part[0] for part in both]), np.concatenate([part[1] for part in both]))
 
     def is_queue(self, name: str) -> bool:
         """Returns whether a sampler hands out each item a limited number of times. Raises InvalidRequestError."""

@@ -349,6 +349,8 @@ class ItemSet:
         stored = first_row >= chunks.base
         at = np.where(stored, first_row - chunks.base, 0)
         first = chunks["first_step"][at] + np.maximum(index.tail - chunks["position"][at], 0)
+        if self.kind.back:
+            first = np.maximum(first, self._first_stackable(at))
         low, high = -(-first // period), -(-self.kind.limit(length, closed) // period)
         return low, np.where(stored, np.maximum(high, low), low)
 

@@ -9,12 +9,8 @@ from replaysvc.table_index import DEAD, TableIndex
 from replaysvc.types import Array
 
 
-def remove_excess(index: TableIndex, samplers: Samplers, config: TableConfig) -> tuple[bool, Array]:
-    """Removes what is over capacity, by the table's remover; never the newest chunk.
-
-    Returns whether anything went, and the ids of episodes that went by their priority, which a restart would not choose again.
-    """
-    chosen = np.empty(0, np.int64)
+def remove_excess(index: TableIndex, samplers: Samplers, config: TableConfig) -> bool:
+    """Removes what is over capacity, by the table's remover; never the newest chunk. Returns whether anything went."""
     went = False
     if config.remover is Remover.LOWEST_PRIORITY and _is_over(index, config):
         chosen = _lowest(index, samplers, config)
@@ -29,7 +25,7 @@ def remove_excess(index: TableIndex, samplers: Samplers, config: TableConfig) ->
     touched = index.remove_excess(config.capacity_steps, config.capacity_bytes)
     if touched is not None:
         samplers.remove_before(index.tail, touched)
-    return went or touched is not None, chosen
+    return went or touched is not None
 
 
 def remove_episodes(index: TableIndex, samplers: Samplers, ids: Array) -> None:

@@ -22,11 +22,12 @@ from replaysvc.items import Kind, Rest
 from replaysvc.limiter import LimiterState
 from replaysvc.options import Limiter
 from replaysvc.storage import TableStore
+from replaysvc.table_index import DELETED, TableIndex
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
 
-_MAIN = "sampling"
+_MAIN, _HOLES = "sampling", "holes"
 _ARRAY = struct.Struct("<qQ")  # first position, bytes before zstd
 _LEVEL = 1  # priorities hardly compress; this is for speed
 
@@ -50,16 +51,29 @@ class State:
 
 def take(core: Core) -> State:
     """Returns all but the priorities."""
-    queues, arrays = {}, {}
+    queues: dict[str, Any] = {}
+    arrays: dict[str, tuple[int, Array]] = {}
     for name, (kind, queue) in core.samplers.queues.items():
         queues[name] = asdict(kind) | {"rest": kind.rest.value}
         arrays[f"queue.{name}"] = 0, np.stack(queue.pending).astype(np.int64)
+    arrays[_HOLES] = 0, _holes(core.index).reshape(-1)
     limiter = core.limiter
     main = {
         "head": core.index.head, "tail": core.index.tail, "rng": core.rng.bit_generator.state, "queues": queues,
         "inserted": limiter.inserted, "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
     }  # fmt: skip
     return State(main, arrays)
+
+
+def _holes(index: TableIndex) -> Array:
+    """Returns int64 [n, 2], the ranges of positions of chunks that were taken out and are not yet behind the tail."""
+    chunks = index.chunks
+    out = np.flatnonzero((chunks["flags"] & DELETED) != 0)
+    start = chunks["position"][out]
+    stop = start + chunks["n_steps"][out]
+    first = np.concatenate(([True], start[1:] != stop[:-1]))[: len(out)]
+    last = np.concatenate((first[1:], [True]))[: len(out)]
+    return np.stack((start[first], stop[last]), axis=1)
 
 
 def take_blocks(core: Core, blocks: Iterable[tuple[str, int]]) -> State:
@@ -74,6 +88,17 @@ def saved_tail(store: TableStore) -> int:
         return int(json.loads(data or b"{}").get("tail", 0))
     except (ValueError, TypeError, AttributeError):
         return 0
+
+
+def without_holes(store: TableStore, index: Array) -> Array:
+    """Returns the index records but for those of chunks that capacity had taken out of the middle when state was saved last."""
+    found = _read(store, _HOLES, np.int64) if _HOLES in store.state_names() else None
+    if found is None or not found[1].size or found[1].size % 2:
+        return index
+    starts, stops = found[1].reshape(-1, 2).T
+    at = np.searchsorted(starts, index["position"], side="right") - 1
+    kept: Array = index[(at < 0) | (index["position"] >= stops[np.maximum(at, 0)])]
+    return kept
 
 
 def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: np.random.Generator, head: int) -> None:

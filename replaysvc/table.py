@@ -63,7 +63,7 @@ class Table:
         self._store, self._committer, self._clock = store, committer, clock
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
-        index = TableIndex(loaded)
+        index = TableIndex(replace(loaded, index=sampler_state.without_holes(store, loaded.index)))
         tail = min(sampler_state.saved_tail(store), index.head)
         if tail > index.tail:
             index.remove_before(tail)

@@ -235,7 +235,13 @@ class TableIndex:
         touched = np.unique(at)
         cut = touched[first_row[touched] < self.chunks.base]  # nothing linked is left: gone, or cut by a chunk that was lost
         alive = last_row[cut] >= self.chunks.base
-        first_row[cut] = np.where(alive, last_row[cut], NONE)
+        first_row[cut] = NONE
+        if alive.any():  # the way on is lost: the first that is left is looked for
+            left = (self.chunks["flags"] & DELETED) == 0
+            rows = np.flatnonzero(left & np.isin(self.chunks["episode_id"], cut[alive] + base))
+            ids, first = np.unique(self.chunks["episode_id"][rows], return_index=True)
+            first_row[ids - base] = rows[first] + self.chunks.base
+            alive = first_row[cut] != NONE
         self.episode_count -= int((~alive).sum())
 
     def is_removed(self, episode_id: int) -> bool:

@@ -29,7 +29,6 @@ class Upkeep:
 
     def __init__(self, core: Core, committer: Committer) -> None:
         self._core, self._committer = core, committer
-        self._unnoted: list[Array] = []  # ids of episodes that went by their priority, not yet noted on the disk
         self._holes = 0  # bytes that were removed since the disk was looked through for space
         self._state_lock = threading.Lock()
         self._saved: dict[str, Any] | None = None  # what was saved last, but for priorities
@@ -39,11 +38,8 @@ class Upkeep:
         core = self._core
         with core.changed:
             before = core.index.stored_bytes
-            went, by_priority = remove_excess(core.index, core.samplers, core.config)
-            if not went:
+            if not remove_excess(core.index, core.samplers, core.config):
                 return
-            if by_priority.size:
-                self._unnoted.append(by_priority)
             self._holes += before - core.index.stored_bytes
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
@@ -139,10 +135,7 @@ class Upkeep:
                 core.check_open()
                 state, tail = sampler_state.take(core), core.index.tail
                 changed = core.samplers.take_changed_blocks()
-                unnoted, self._unnoted = self._unnoted, []
             try:
-                if unnoted:
-                    self._committer.run(lambda: core.store.delete_episodes(np.concatenate(unnoted)))
                 if state.main != self._saved or changed:
                     core.store.write_states(state.pack())
                     self._saved = state.main
@@ -155,7 +148,6 @@ class Upkeep:
                     core.store.drop_state(name)
             except ReplayError:
                 with core.changed:
-                    self._unnoted += unnoted
                     core.samplers.put_back_blocks(changed)
                 raise
 

@@ -59,3 +59,9 @@ def test_a_search_takes_logarithmically_many_hops():
         Counting.looks = 0
         find_step(np.array([99_999]), np.array([step]), first_step, prev.view(Counting), jump, 0)
         assert Counting.looks <= 51
+
+
+def test_steps_before_a_run_that_begins_late_are_not_found():
+    """The beginning of an episode was removed with all links to it; its first chunk left jumps to itself."""
+    first_step, prev, jump = np.array([6, 9]), np.array([NONE, 0]), np.array([0, 0])
+    assert find_step(np.array([1, 1, 1]), np.array([2, 7, 10]), first_step, prev, jump, 0).tolist() == [NONE, 0, 1]
