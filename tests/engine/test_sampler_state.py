@@ -44,7 +44,7 @@ def test_priorities_of_more_than_one_block_are_saved_apart(replay, tmp_path):
     table.update_priorities([69_999], [9])
     table._engine.save_state()
     changed = {path.name for path in states.iterdir() if before.get(path.name) != path.stat().st_mtime_ns}
-    assert changed == {"sampling", "priorities.prioritized.1"}
+    assert changed == {"sampling", "holes", "priorities.prioritized.1"}
     with crash_copy(replay, tmp_path / "copy") as after:
         found = leaves(after.table("t"), 70_000)
         assert (found[5], found[66_000], found[69_999], sum(found)) == (3, 4, 9, 70_000 + 2 + 3 + 8)
