@@ -120,7 +120,7 @@ class Remover(Enum):
     """What goes when a table is over its capacity. Steps of open episodes go too, when it is their turn."""
 
     OLDEST_STEPS = "oldest_steps"  # exactly as many as must; an episode may lose its beginning
-    OLDEST_EPISODES = "oldest_episodes"  # whole episodes, by their first step
+    OLDEST_EPISODES = "oldest_episodes"  # whole episodes, the one that began first
     LOWEST_PRIORITY = "lowest_priority"  # whole closed episodes, the one whose highest priority is lowest first
 
 

@@ -175,7 +175,8 @@ class Replay:
         """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.
 
         All that is durable is in it, with priorities, queues, limiter counts and the state of the generators. Appends wait
-        meanwhile, sampling goes on. Most of the data are hard links where `path` is on the same file system.
+        meanwhile, sampling goes on. Most of the data are hard links where `path` is on the same file system: a process that has
+        this store open cannot open the copy, too.
 
         Raises:
           StorageError: `path` holds something, or cannot be written. CapacityError: the disk is full; nothing is left behind.

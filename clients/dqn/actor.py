@@ -28,7 +28,7 @@ from replay_client import Replay, ReplayError, Table
 
 log = logging.getLogger("dqn.actor")
 
-_WAIT_S = 0.02  # pause before asking again for the first parameters, or whether the learner has caught up
+_WAIT_S = 0.05  # pause before asking again for the first parameters, or whether the learner has caught up
 
 
 class Policy:
