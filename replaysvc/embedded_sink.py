@@ -12,10 +12,10 @@ import time
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-from replaysvc.committer import Committer
 from replaysvc.errors import CapacityError, LimitedError, ReplayError, WaitTimeoutError
-from replaysvc.staging import AppendRequest
 from replaysvc.table import Table
+from replaysvc.table.committer import Committer
+from replaysvc.table.staging import AppendRequest
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ import numpy as np
 from replaysvc.batch import assemble, episode_columns
 from replaysvc.checks import check_name, check_number
 from replaysvc.codec import ChunkDecoder
-from replaysvc.committer import Committer
 from replaysvc.config import StoreConfig, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
 from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError, UnavailableError
@@ -28,6 +27,7 @@ from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
 from replaysvc.storage import Store, TableStore
 from replaysvc.table import Table, check_table
+from replaysvc.table.committer import Committer
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from replaysvc.chunk_links import NONE, find_depth, find_step, jump_lengths
+from replaysvc.index.chunk_links import NONE, find_depth, find_step, jump_lengths
 
 
 def test_jump_lengths_are_the_lowest_skew_binary_digits():

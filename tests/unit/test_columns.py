@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from replaysvc.columns import Columns
+from replaysvc.index.columns import Columns
 
 
 def test_rows_keep_their_numbers_when_old_ones_go():

@@ -5,7 +5,7 @@ import pytest
 
 from replaysvc.codec import ChunkDecoder, ChunkEncoder, ChunkInfo
 from replaysvc.errors import InvalidRequestError, SequenceError
-from replaysvc.staging import AppendRequest, OpenEpisode, Staged, stage, stage_all
+from replaysvc.table.staging import AppendRequest, OpenEpisode, Staged, stage, stage_all
 from tests.builders import SCALARS
 
 SESSION = b"s" * 16

@@ -7,11 +7,11 @@ takes observations and next observations out of them. The table holds its lock a
 import numpy as np
 
 from replaysvc.batch import COUNTS, BatchColumn
-from replaysvc.gather import Source, item_columns, relabeled_ends
 from replaysvc.nstep import sequence_targets
-from replaysvc.planning import Plan
 from replaysvc.relabel import Ends
 from replaysvc.requests import Sequences, Stack, Transitions
+from replaysvc.sampling.gather import Source, item_columns, relabeled_ends
+from replaysvc.sampling.planning import Plan
 from replaysvc.types import Array
 
 

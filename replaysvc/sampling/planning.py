@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replaysvc.chunk_links import NONE
-from replaysvc.drawing import Picked, Samplers
 from replaysvc.errors import InvalidRequestError, ReplayError
+from replaysvc.index.chunk_links import NONE
+from replaysvc.index.table_index import TableIndex
 from replaysvc.layout import Layout
 from replaysvc.relabel import choose_steps
 from replaysvc.requests import AtEnd, Episodes, Sequences, Transitions, Window
-from replaysvc.table_index import TableIndex
+from replaysvc.sampling.drawing import Picked, Samplers
 from replaysvc.types import Array
 from replaysvc.windows import Frames, Windows, resolve_backward, resolve_forward
 

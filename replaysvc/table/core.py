@@ -9,13 +9,13 @@ import numpy as np
 from replaysvc.cache import Cache
 from replaysvc.codec import ChunkDecoder, DecodedChunk
 from replaysvc.config import TableConfig
-from replaysvc.drawing import Samplers
 from replaysvc.errors import ReplayError
+from replaysvc.index.table_index import TableIndex
 from replaysvc.limiter import LimiterState
+from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
-from replaysvc.staging import EpisodeName, OpenEpisode
 from replaysvc.storage import TableStore
-from replaysvc.table_index import TableIndex
+from replaysvc.table.staging import EpisodeName, OpenEpisode
 
 _COUNTS = (
     "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses", "updates", "ignored_updates", "deleted_episodes",

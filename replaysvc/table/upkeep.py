@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc import sampler_state
 from replaysvc.checks import check_number
-from replaysvc.committer import Committer
-from replaysvc.core import Core
-from replaysvc.drawing import BLOCK
 from replaysvc.errors import InvalidRequestError, ReplayError
+from replaysvc.index.table_index import DELETED
 from replaysvc.limiter import check_chunk
 from replaysvc.options import Limiter
-from replaysvc.removal import remove_episodes, remove_excess
-from replaysvc.table_index import DELETED
+from replaysvc.sampling.drawing import BLOCK
+from replaysvc.table import sampler_state
+from replaysvc.table.committer import Committer
+from replaysvc.table.core import Core
+from replaysvc.table.removal import remove_episodes, remove_excess
 from replaysvc.types import Array
 from replaysvc.writer import choose_chunk_steps
 

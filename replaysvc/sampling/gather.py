@@ -9,14 +9,14 @@ import numpy as np
 
 from replaysvc.batch import HER_COLUMNS, BatchColumn
 from replaysvc.cache import Cache
-from replaysvc.chunk_links import NONE
 from replaysvc.codec import DecodedChunk, widen
+from replaysvc.index.chunk_links import NONE
+from replaysvc.index.table_index import TERMINATED, TRUNCATED, TableIndex
 from replaysvc.nstep import transition_targets
-from replaysvc.planning import Plan
 from replaysvc.relabel import Ends, relabel
 from replaysvc.requests import Stack, StackPadding, Transitions
+from replaysvc.sampling.planning import Plan
 from replaysvc.spec import Signature
-from replaysvc.table_index import TERMINATED, TRUNCATED, TableIndex
 from replaysvc.types import Array
 from replaysvc.windows import Frames, Windows, resolve_backward
 

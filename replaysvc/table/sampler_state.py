@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from replaysvc.codec.zstd import Compressor, decompress
-from replaysvc.core import Core
-from replaysvc.drawing import Samplers
 from replaysvc.errors import ReplayError
-from replaysvc.items import Kind, Rest
+from replaysvc.index.table_index import DELETED, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.options import Limiter
+from replaysvc.sampling.drawing import Samplers
+from replaysvc.sampling.items import Kind, Rest
 from replaysvc.storage import TableStore
-from replaysvc.table_index import DELETED, TableIndex
+from replaysvc.table.core import Core
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)

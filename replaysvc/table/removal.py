@@ -3,9 +3,9 @@
 import numpy as np
 
 from replaysvc.config import TableConfig
-from replaysvc.drawing import Samplers
+from replaysvc.index.table_index import DEAD, TableIndex
 from replaysvc.options import Prioritized, Remover
-from replaysvc.table_index import DEAD, TableIndex
+from replaysvc.sampling.drawing import Samplers
 from replaysvc.types import Array
 
 

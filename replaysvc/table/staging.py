@@ -12,8 +12,8 @@ import numpy as np
 
 from replaysvc.codec import DecodedChunk
 from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError
+from replaysvc.index.table_index import TERMINATED, TRUNCATED
 from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, LoadedTable
-from replaysvc.table_index import TERMINATED, TRUNCATED
 from replaysvc.types import Array
 
 EpisodeName = tuple[bytes, int]  # session id and the writer's episode_key

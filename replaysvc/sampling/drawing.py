@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from replaysvc.errors import ConfigurationError, InvalidRequestError
-from replaysvc.items import STEPS, ItemSet, Kind, StepSet, kind_of
+from replaysvc.index.table_index import Added, TableIndex
 from replaysvc.options import EpisodeUniform, Fifo, Lifo, Prioritized, Recency, Sampler, WeightNorm
 from replaysvc.requests import Episodes, Sequences, Window
+from replaysvc.sampling.items import STEPS, ItemSet, Kind, StepSet, kind_of
 from replaysvc.selectors import (
     Drawn,
     Priorities,
@@ -28,7 +29,6 @@ from replaysvc.selectors import (
     importance_weights,
     largest_weight,
 )
-from replaysvc.table_index import Added, TableIndex
 from replaysvc.types import Array, UpdateCounts
 
 BLOCK = 1 << 16  # positions whose priorities are saved together

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replaysvc.chunk_links import NONE
+from replaysvc.index.chunk_links import NONE
+from replaysvc.index.table_index import DEAD, Added, TableIndex
 from replaysvc.requests import AtEnd, Episodes, Stack, Transitions, Window
 from replaysvc.selectors import Drawn, Runs, SumTree
-from replaysvc.table_index import DEAD, Added, TableIndex
 from replaysvc.types import Array
 
 _WHOLE = 1 << 62  # a period longer than any episode: only step 0 is an anchor

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from replaysvc.config import StoreConfig
 from replaysvc.errors import CapacityError, UnavailableError
-from replaysvc.staging import AppendRequest
+from replaysvc.table.staging import AppendRequest
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ from replaysvc.cache import Cache
 from replaysvc.checks import check_number
 from replaysvc.codec import DecodedChunk
 from replaysvc.config import MAX_LARGE_BYTES
-from replaysvc.core import Core
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
-from replaysvc.fetch import fetch
-from replaysvc.gather import Source, gather_transitions
-from replaysvc.gather_sequences import gather_sequences
 from replaysvc.layout import layout_of
-from replaysvc.planning import Plan, make_plan, missing_rows
 from replaysvc.requests import Transitions, Window
+from replaysvc.sampling.fetch import fetch
+from replaysvc.sampling.gather import Source, gather_transitions
+from replaysvc.sampling.gather_sequences import gather_sequences
+from replaysvc.sampling.planning import Plan, make_plan, missing_rows
+from replaysvc.table.core import Core
 from replaysvc.types import Array, UpdateCounts
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replaysvc.chunk_links import NONE, find_depth, find_step, jump_lengths
-from replaysvc.columns import Columns
+from replaysvc.index.chunk_links import NONE, find_depth, find_step, jump_lengths
+from replaysvc.index.columns import Columns
 from replaysvc.storage import EpisodeEntry, LoadedTable
 from replaysvc.types import Array
 

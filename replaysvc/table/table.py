@@ -15,15 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from replaysvc import sampler_state
 from replaysvc.cache import Cache
 from replaysvc.checks import check_number
 from replaysvc.codec import ChunkDecoder
-from replaysvc.committer import Committer
 from replaysvc.config import TableConfig
-from replaysvc.core import Core
-from replaysvc.drawing import Samplers
-from replaysvc.episode_records import episode_chunk_ids, list_episodes, parse_metadata
 from replaysvc.errors import (
     LimitedError,
     NotFoundError,
@@ -32,16 +27,21 @@ from replaysvc.errors import (
     StorageError,
     WaitTimeoutError,
 )
-from replaysvc.initial import InitialPriorities
+from replaysvc.index.episode_records import episode_chunk_ids, list_episodes, parse_metadata
+from replaysvc.index.table_index import TableIndex
 from replaysvc.limiter import LimiterState, check_chunk
 from replaysvc.options import Prioritized
-from replaysvc.sampling import Sampling
+from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import FieldSpec, Signature
-from replaysvc.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
 from replaysvc.storage import TableStore
-from replaysvc.table_index import TableIndex
+from replaysvc.table import sampler_state
+from replaysvc.table.committer import Committer
+from replaysvc.table.core import Core
+from replaysvc.table.initial import InitialPriorities
+from replaysvc.table.sampling import Sampling
+from replaysvc.table.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
+from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, EpisodeRecord, TableStats
-from replaysvc.upkeep import Upkeep
 from replaysvc.writer import choose_chunk_steps
 
 log = logging.getLogger(__name__)

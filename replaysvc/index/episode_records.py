@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.chunk_links import NONE
 from replaysvc.errors import InvalidRequestError, NotFoundError
-from replaysvc.table_index import DEAD, EPISODE_FIELDS, TERMINATED, TRUNCATED, TableIndex
+from replaysvc.index.chunk_links import NONE
+from replaysvc.index.table_index import DEAD, EPISODE_FIELDS, TERMINATED, TRUNCATED, TableIndex
 from replaysvc.types import Array, EpisodeRecord
 
 
