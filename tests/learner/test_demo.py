@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import replaysvc
+from dqn.config import Config
 from dqn.rundir import Evaluation, Metrics, RunDirectory
 from replaysvc.demo import Children, run_demo
 
@@ -85,6 +86,18 @@ def test_service_that_cannot_start_is_shown_with_its_last_words(tmp_path):
     assert run_demo(directory=path, console=console) == 1
     assert "service ended with status 3" in printed(console)
     assert str(path / "replay") in printed(console)
+
+
+def test_options_of_the_command_are_those_of_the_run(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "replay").write_text("not a store")  # so that it ends at once
+    command = [sys.executable, "-m", "replaysvc", "demo", "--dir", str(path)]
+    options = ["--seed", "4", "--sampler", "prioritized", "--n-step", "5"]
+    assert subprocess.run([*command, *options], capture_output=True).returncode == 1
+    assert RunDirectory(path).config == Config(seed=4, sampler="prioritized", n_step=5)
+    refused = subprocess.run([*command, "--sampler", "newest"], capture_output=True, text=True)
+    assert (refused.returncode, "newest" in refused.stderr) == (2, True)
 
 
 def test_process_that_fails_is_found_with_the_end_of_its_log(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dqn.actor import Policy, act
+from dqn.bitflip import bitflip_config
 from dqn.config import Config
 from dqn.episodes import EpisodeRecorder, autoreset_mode
 from dqn.evaluator import Outcome, evaluate, evaluation_seeds, greedy_episodes
@@ -206,6 +207,19 @@ def test_learner_stops_when_its_steps_are_used_up(replay, make_run):
     assert [path.name for path in run.checkpoints.iterdir()] == ["0000000030"]
 
 
+def test_prioritized_learner_leaves_each_step_the_error_it_last_had(replay, make_run):
+    """Every step is written with priority 1; 30 batches of 16 leave hardly one of 80 steps with it."""
+    run = make_run(max_steps=80, sampler="prioritized", priority_alpha=1.0)
+    table = fill(replay, run.config, 80, rng=np.random.default_rng(0))
+    before = table.sample(64, sampler="prioritized", seed=0)
+    with Metrics(run) as metrics:
+        assert not learn(replay, run, metrics, threading.Event())
+    after = table.sample(64, sampler="prioritized", seed=0)
+    assert set(before.probability) == {1 / 80}
+    assert len(set(after.probability)) > 10
+    assert after.importance_weight.min() < after.importance_weight.max() == 1.0
+
+
 def test_learner_does_not_outrun_the_steps_that_are_stored(replay, make_run):
     run = make_run(warmup_steps=0, steps_per_update=4.0, publish_interval_updates=5)
     fill(replay, run.config, 43, rng=np.random.default_rng(0))
@@ -240,10 +254,15 @@ def test_epsilon_falls_in_a_straight_line_and_then_stays():
 
 
 def test_configuration_survives_json_and_refuses_unknown_names():
-    config = Config(seed=5, hidden=(8, 8))
-    assert Config.from_json(config.to_json()) == config
+    for config in (Config(seed=5, hidden=(8, 8)), bitflip_config(4)):
+        assert Config.from_json(config.to_json()) == config
     with pytest.raises(ValueError, match="learning_rat"):
         Config.from_json('{"learning_rat": 1}')
+
+
+def test_sampler_that_the_table_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="sampler.*'recency'"):
+        Config(sampler="recency")
 
 
 def test_pace_in_which_everybody_waits_for_everybody_is_refused():
