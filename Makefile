@@ -54,10 +54,13 @@ lint: $(DEV)
 bench: $(DEV)
 	@$(BIN)/python tests/bench/long_episode.py
 	@$(BIN)/python tests/bench/versus_reverb.py
+	@$(BIN)/python tests/bench/kinds.py
+	@$(BIN)/python tests/bench/hindsight.py
 
 # What `make test` does in small, for longer: real rollouts, the server killed and every column compared, again and again.
 torture: $(DEV)
 	@$(BIN)/python tests/real_data.py --episodes 20 --kills 20
+	@$(BIN)/python -m pytest tests/engine/test_model.py --hypothesis-profile=torture --timeout=3600
 
 clean:
 	rm -rf $(VENV) $(PROTOC) .pytest_cache .mypy_cache .ruff_cache .hypothesis

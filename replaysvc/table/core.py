@@ -16,6 +16,7 @@ from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
 from replaysvc.storage import TableStore
 from replaysvc.table.staging import EpisodeName, OpenEpisode
+from replaysvc.types import Array
 
 _COUNTS = (
     "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses", "updates", "ignored_updates", "deleted_episodes",
@@ -41,6 +42,7 @@ class Core:
     rng: np.random.Generator
     open_episodes: dict[EpisodeName, OpenEpisode]
     next_episode_id: int
+    holes: Array  # int64 [n, 2], positions that had been taken out when the table was opened
     starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     closed: ReplayError | None = None

@@ -56,7 +56,7 @@ def take(core: Core) -> State:
     for name, (kind, queue) in core.samplers.queues.items():
         queues[name] = asdict(kind) | {"rest": kind.rest.value}
         arrays[f"queue.{name}"] = 0, np.stack(queue.pending).astype(np.int64)
-    arrays[_HOLES] = 0, _holes(core.index).reshape(-1)
+    arrays[_HOLES] = 0, _holes(core.index, core.holes).reshape(-1)
     limiter = core.limiter
     main = {
         "head": core.index.head, "tail": core.index.tail, "rng": core.rng.bit_generator.state, "queues": queues,
@@ -65,15 +65,19 @@ def take(core: Core) -> State:
     return State(main, arrays)
 
 
-def _holes(index: TableIndex) -> Array:
-    """Returns int64 [n, 2], the ranges of positions of chunks that were taken out and are not yet behind the tail."""
+def _holes(index: TableIndex, earlier: Array) -> Array:
+    """Returns int64 [n, 2], the ranges of positions of chunks that were taken out and are not yet behind the tail.
+
+    earlier: those that were taken out before the table was opened, of which the index knows nothing.
+    """
     chunks = index.chunks
     out = np.flatnonzero((chunks["flags"] & DELETED) != 0)
     start = chunks["position"][out]
     stop = start + chunks["n_steps"][out]
     first = np.concatenate(([True], start[1:] != stop[:-1]))[: len(out)]
     last = np.concatenate((first[1:], [True]))[: len(out)]
-    return np.stack((start[first], stop[last]), axis=1)
+    holes = np.concatenate((earlier[earlier[:, 1] > index.tail], np.stack((start[first], stop[last]), axis=1)))
+    return holes[np.argsort(holes[:, 0])]
 
 
 def take_blocks(core: Core, blocks: Iterable[tuple[str, int]]) -> State:
@@ -90,14 +94,18 @@ def saved_tail(store: TableStore) -> int:
         return 0
 
 
-def without_holes(store: TableStore, index: Array) -> Array:
-    """Returns the index records but for those of chunks that capacity had taken out of the middle when state was saved last."""
+def saved_holes(store: TableStore) -> Array:
+    """Returns int64 [n, 2], the ranges of positions that capacity had taken out of the middle when state was saved last."""
     found = _read(store, _HOLES, np.int64) if _HOLES in store.state_names() else None
-    if found is None or not found[1].size or found[1].size % 2:
+    return np.empty((0, 2), np.int64) if found is None or found[1].size % 2 else found[1].reshape(-1, 2)
+
+
+def without_holes(index: Array, holes: Array) -> Array:
+    """Returns the index records but for those of chunks within `holes`, [n, 2] and in order."""
+    if not len(holes):
         return index
-    starts, stops = found[1].reshape(-1, 2).T
-    at = np.searchsorted(starts, index["position"], side="right") - 1
-    kept: Array = index[(at < 0) | (index["position"] >= stops[np.maximum(at, 0)])]
+    at = np.searchsorted(holes[:, 0], index["position"], side="right") - 1
+    kept: Array = index[(at < 0) | (index["position"] >= holes[np.maximum(at, 0), 1])]
     return kept
 
 

@@ -63,7 +63,8 @@ class Table:
         self._store, self._committer, self._clock = store, committer, clock
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
-        index = TableIndex(replace(loaded, index=sampler_state.without_holes(store, loaded.index)))
+        holes = sampler_state.saved_holes(store)
+        index = TableIndex(replace(loaded, index=sampler_state.without_holes(loaded.index, holes)))
         tail = min(sampler_state.saved_tail(store), index.head)
         if tail > index.tail:
             index.remove_before(tail)
@@ -72,7 +73,7 @@ class Table:
         self._core = Core(
             self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), clock,
             self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes_of(loaded),
-            loaded.next_episode_id,
+            loaded.next_episode_id, holes,
         )  # fmt: skip
         self._initial = InitialPriorities(self.signature, config)
         self._sessions: OrderedDict[bytes, int] = OrderedDict(loaded.sessions)

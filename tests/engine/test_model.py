@@ -3,6 +3,7 @@
 `make test` runs a bounded number of the same examples each time; `--hypothesis-profile=torture` looks for new ones, for minutes.
 """
 
+import os
 import shutil
 import tempfile
 from copy import deepcopy
@@ -42,8 +43,6 @@ from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, 
 from replaysvc.replay import Replay
 from tests.engine.model import Model
 from tests.engine.model_windows import SIGNATURE, Episode, Step, flat, own_reward, own_success, plain
-
-import os
 
 KNOWN = os.environ.get("KNOWN", "").split(",")
 SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20, commit_interval_s=0.0)

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from replaysvc import Fifo, Lifo, Limiter, Prioritized, Sequences, StoreConfig, TableConfig, Transitions, Uniform
+from replaysvc import Fifo, Lifo, Limiter, Prioritized, Remover, Sequences, StoreConfig, TableConfig, Transitions, Uniform
 from replaysvc.replay import Replay
 from tests.builders import SCALARS, write_episode, write_episodes
 
@@ -131,3 +131,27 @@ def test_draws_without_a_seed_go_on_as_they_would_have(tmp_path):
         pass
     with Replay(tmp_path / "copy") as copy:
         assert [copy.table("t").sample(8, Transitions()).positions.tolist() for _ in range(10)] == expected
+
+
+def test_what_capacity_took_out_of_the_middle_stays_away_however_often_the_store_is_opened(tmp_path):
+    """Episode 0 goes on while 1 goes: 2 + 2 + 1 steps are left of 3 episodes."""
+    config = TableConfig(chunk_steps=10, capacity_steps=6, remover=Remover.OLDEST_EPISODES)
+    with Replay(tmp_path / "s") as replay:
+        table = replay.create_table("t", SCALARS, config)
+        slow, quick = table.writer(), table.writer()
+        write_episode(slow, 1, end="open")
+        slow.flush()
+        for episode, length in ((1, 3), (2, 2)):
+            write_episode(quick, length, episode=episode)
+            quick.flush()
+        slow.append(1, 0.0, 2)
+        slow.flush()
+        write_episode(quick, 1, episode=3)
+        quick.close()
+        slow.close()
+        kept = {record.episode_id: (record.first_step, record.length) for record in table.episodes()}
+        assert kept == {0: (0, 2), 2: (0, 2), 3: (0, 1)}
+    for _ in range(3):
+        with Replay(tmp_path / "s") as replay:
+            found = {record.episode_id: (record.first_step, record.length) for record in replay.table("t").episodes()}
+            assert found == kept
