@@ -134,25 +134,24 @@ class Model:
 
     def items(self, what, *, complete=False):
         """Returns the items, oldest first; complete: those that a queue may hand out."""
-        found = []
+        found, back = [], what.stack.frames - 1
         for episode in self.stored:
             closed, length = bool(episode.end), len(episode.steps)
             if what.her is not None and not what.her.open_episodes and not closed:
                 continue
-            for anchor, start, full in self._anchors(what, length, episode.first):
+            for anchor, start, full in self._anchors(what, length, episode.first, back):
                 done = closed or (full and start + getattr(what, "length", 1) + getattr(what, "n_step", 1) - 1 <= length)
                 if isinstance(what, Episodes):
                     whole = episode.first == 0 and length <= what.max_steps
                     done, allowed = closed, whole and (closed or what.open_episodes)
                 else:
-                    back = what.stack.frames - 1 if stacked(what.stack) else 0
-                    allowed = episode.first == 0 or start - back >= episode.first
+                    allowed = episode.first == 0 or anchor - back >= episode.first
                 if allowed and anchor >= episode.first and (done or not complete):
                     found.append(Item(episode.steps[anchor].position, episode, anchor, start))
         return sorted(found, key=lambda item: item.position)
 
     @staticmethod
-    def _anchors(what, length, first):
+    def _anchors(what, length, first, back):
         """Returns (anchor, first step of its window, whether it is full) of an episode of `length` steps."""
         if isinstance(what, Transitions):
             return [(t, t, True) for t in range(length)]
@@ -162,7 +161,8 @@ class Model:
         found = [(t, t, True) for t in begins]
         rest = len(begins) * what.period
         if what.at_end is not AtEnd.DROP and rest < length and (not begins or begins[-1] + what.length < length):
-            found.append((rest, rest if what.at_end is AtEnd.PAD else max(first, length - what.length), False))
+            earliest = first + back if first else 0  # where the first stack is whole
+            found.append((rest, rest if what.at_end is AtEnd.PAD else max(earliest, length - what.length), False))
         return found
 
     def chances(self, sampler, what):
@@ -234,7 +234,6 @@ class Model:
             chances = dict.fromkeys(positions, 1.0)
         else:
             chances = self.chances(sampler, what)
-        self.stack = what.stack.frames
         self._check_chances(batch, sampler, chances, beta)
         items = {item.position: item for item in self.items(what, complete=is_queue(sampler))}
         drawn = [items[position] for position in positions]  # KeyError: no such item
@@ -266,9 +265,7 @@ class Model:
         positions, count = batch.positions.tolist(), len(batch)
         assert set(positions) <= set(chances)
         mine = [chances[position] for position in positions]
-        import os
-        if not (sampler == "fair" and "F2" in os.environ.get("KNOWN", "") and self.stack > 1):
-            assert batch.probability.tolist() == pytest.approx(mine, rel=1e-6)
+        assert batch.probability.tolist() == pytest.approx(mine, rel=1e-6)
         options = self.config.samplers[sampler]
         weights = [1.0] * count
         if isinstance(options, Prioritized):

@@ -183,12 +183,6 @@ class StoreAndModel(RuleBasedStateMachine):
         self.dir = Path(tempfile.mkdtemp())
         self.now_s, self.snapshots, self.written, self.turn = 1000.0, 0, 0, 0
         self.windows, self.queued = what, dict(zip(QUEUES, queues, strict=True))
-        if "F4" in KNOWN:
-            from dataclasses import replace
-
-            self.queued = {
-                n: replace(w, her=replace(w.her, open_episodes=True)) if w.her else w for n, w in self.queued.items()
-            }
         self.actors = {}
         self.replay = self.open_store(self.dir / "store")
         self.table = self.replay.create_table("t", SIGNATURE, config)
@@ -285,10 +279,6 @@ class StoreAndModel(RuleBasedStateMachine):
 
     def draw(self, table, model, count, what, sampler, **options):
         """Samples and compares; returns the batch, None if there is rightly none."""
-        if "F6" in KNOWN and getattr(what, "at_end", None) is AtEnd.SHIFT and what.stack.frames > 1:
-            from dataclasses import replace
-
-            what = replace(what, at_end=AtEnd.PAD)
         limiter = model.limiter
         if count > limiter.max_diff - limiter.min_diff:
             with pytest.raises(InvalidRequestError, match="batch_size"):
@@ -446,10 +436,7 @@ class StoreAndModel(RuleBasedStateMachine):
                         table.read_episode(episode.id)
 
     def compare_record(self, record, episode):
-        if "F1" in KNOWN:
-            assert record.length == len(episode.steps)
-        else:
-            assert (record.first_step, record.length) == (episode.first, len(episode.steps))
+        assert (record.first_step, record.length) == (episode.first, len(episode.steps))
         assert (record.closed, record.terminated, record.truncated) == (
             bool(episode.end), episode.end == "terminated", episode.end == "truncated",
         )  # fmt: skip
@@ -471,7 +458,7 @@ class StoreAndModel(RuleBasedStateMachine):
         for name in ("terminated", "truncated"):
             assert found.pop(name) == [t == length - 1 and episode.end == name for t in range(episode.first, length)]
         assert found == {}
-        if episode.first and "F1" not in KNOWN:
+        if episode.first:
             with pytest.raises(InvalidRequestError):
                 table.read_episode(episode.id, episode.first - 1)
 
