@@ -12,6 +12,8 @@ cache once.
 Memory is reserved at once but only touched as rows are used. Not thread-safe: the table's lock is held around every call.
 """
 
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,15 +26,26 @@ from replaysvc.types import Array
 _ROWS_PER_SLOT = 8  # a chunk shorter than this on average wastes rows; bounds the arena of offsets
 
 
+def reserve(shape: tuple[int, ...], dtype: Any) -> Array:
+    """Returns an array of zeros that takes memory only as it is written, and gives it back when it is dropped.
+
+    The allocator would do neither for sizes that it keeps to itself: what it was given back it hands out again, all written.
+    """
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < mmap.PAGESIZE:
+        return np.zeros(shape, dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype, math.prod(shape)).reshape(shape)
+
+
 class Ring:
     """A range of arena rows and slots, handed out in order; the oldest entries are overwritten."""
 
     def __init__(self, first: int, rows: int, first_slot: int, slots: int) -> None:
         self._first, self._rows = first, rows
         self._first_slot = first_slot
-        self._owner = np.zeros(slots, np.int64)  # by slot: the index row of the chunk
-        self._begin = np.zeros(slots, np.int64)  # by slot: its arena row
-        self._length = np.zeros(slots, np.int64)
+        self._owner = reserve((slots,), np.int64)  # by slot: the index row of the chunk
+        self._begin = reserve((slots,), np.int64)  # by slot: its arena row
+        self._length = reserve((slots,), np.int64)
         self._head = self._tail = 0  # slots used in all, and the oldest still alive
         self._next = 0  # arena row, within the ring, where the next chunk goes
         self.used = 0
@@ -101,7 +114,7 @@ class Cache:
         self._slots = sum(slots)
         self._rings = (Ring(0, rows[0], 0, slots[0]), Ring(rows[0], rows[1], slots[0], slots[1]))
         self._arenas = [
-            np.empty((sum(rows), *spec.shape), spec.dtype if wide else spec.stored_dtype)
+            reserve((sum(rows), *spec.shape), spec.dtype if wide else spec.stored_dtype)
             for spec, wide in zip(self._specs, self._wide, strict=True)
         ]
         self._offsets = [None] * len(self._specs)
@@ -152,8 +165,8 @@ class Cache:
         if has is None or values is None:
             if offsets is None:
                 return
-            has = self._has_offset[i] = np.zeros(self._slots, np.bool_)
-            values = self._offsets[i] = np.empty((self._slots, *self._specs[i].shape), self._specs[i].dtype)
+            has = self._has_offset[i] = reserve((self._slots,), np.bool_)
+            values = self._offsets[i] = reserve((self._slots, *self._specs[i].shape), self._specs[i].dtype)
         has[slot] = offsets is not None
         if offsets is not None:
             values[slot] = offsets

@@ -30,6 +30,7 @@ from dqn.config import Config
 from dqn.rundir import Metrics, RunDirectory
 from dqn.watch import Watch
 from replay_client import ClientConfig
+from replaysvc.errors import InvalidRequestError
 
 _NEEDED = ("torch", "gymnasium", "safetensors", "lmdb")
 _START_TIMEOUT_S = 60.0  # for the service to listen
@@ -150,9 +151,11 @@ def run_demo(
     path = directory or Path("runs") / time.strftime(f"demo-%Y%m%d-%H%M%S-seed{seed}")
     try:
         run = RunDirectory(path) if resume else RunDirectory.create(path, config)
+    except FileExistsError as error:
+        raise InvalidRequestError(f"option --dir: {error}") from error
     except OSError as error:
-        console.print(f"{error}", markup=False)
-        return 1
+        what = "a run to go on with" if resume else "a directory that can be made"
+        raise InvalidRequestError(f"option --dir: expected {what}, found {path}: {error.strerror or error}") from error
     logs = path / "logs"
     logs.mkdir(exist_ok=True)
     try:

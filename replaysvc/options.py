@@ -10,6 +10,7 @@ from replaysvc.checks import check_number
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
 
 MAX_PRIORITY = 1e30  # chosen by hand: its fourth power, summed over any table, is a float64 still
+PRIORITY_BOUND = 1.0000001e30  # as a float32, 1e30 is a little more
 MAX_SAMPLERS = 16
 
 

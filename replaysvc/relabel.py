@@ -50,17 +50,27 @@ def rewards_of(her: Her, achieved: Array, desired: Array) -> tuple[Array, Array]
     """
     if isinstance(her.reward, SparseReward | DenseReward):
         return declared_reward(her.reward, achieved, desired)
-    rewards = _checked("reward", her.reward(achieved, desired, {}), len(achieved)).astype(np.float32)
+    made = her.reward(achieved.copy(), desired.copy(), {})  # a function that changes what it gets changes nothing else
+    with np.errstate(over="ignore"):
+        rewards = _checked("reward", made, len(achieved)).astype(np.float32)
+    if not np.isfinite(rewards).all():
+        raise InvalidRequestError("her.reward: expected a function that returns finite float32 numbers, found NaN or infinity")
     if her.success is None:
         return rewards, np.zeros(len(achieved), np.bool_)
-    return rewards, _checked("success", her.success(achieved, desired), len(achieved)).astype(np.bool_)
+    success = _checked("success", her.success(achieved.copy(), desired.copy()), len(achieved))
+    if not ((success == 0) | (success == 1)).all():
+        raise InvalidRequestError("her.success: expected a function that returns bools, found other numbers")
+    return rewards, success.astype(np.bool_)
 
 
 def _checked(name: str, values: Any, count: int) -> Array:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        array = np.empty((), np.object_)
     if array.shape != (count,) or array.dtype.kind not in "biuf":
         found = f"{array.dtype}{list(array.shape)}"
-        raise InvalidRequestError(f"her.{name}: expected a function that returns numbers [{count}], found {found}")
+        raise InvalidRequestError(f"her.{name}: expected a function that returns numbers [{count}], one a goal, found {found}")
     return array
 
 

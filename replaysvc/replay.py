@@ -87,6 +87,8 @@ class Replay:
         check_name("table", name)
         if not isinstance(signature, Signature):
             raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
+        if config is not None and not isinstance(config, TableConfig):
+            raise SpecMismatchError("config", "a TableConfig", type(config).__name__)
         config = config or TableConfig()
         with self._changing:
             with self._lock:
@@ -299,15 +301,17 @@ class EmbeddedTable:
             raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
         self._engine.set_limiter(limiter)
 
-    def delete_episodes(self, episode_ids: Any) -> int:
-        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+    def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
+        """Deletes episodes, durably, and returns how many of them were there. All or none.
+
+        open_episodes: also those that have no end (yet): of writers that are gone. One that goes on is refused from then on.
 
         Raises:
-          InvalidRequestError: an episode is open; nothing is deleted.
+          InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
         """
         if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
             raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
-        return self._engine.delete_episodes(episode_ids)
+        return self._engine.delete_episodes(episode_ids, open_episodes=open_episodes)
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""

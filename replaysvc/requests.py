@@ -4,7 +4,7 @@ Each is frozen and checks itself when it is made. All of them combine: any windo
 any sampler.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -40,9 +40,10 @@ def _settle_enum(options: Any, name: str, kind: type[Enum]) -> None:
 
 def _settle_names(options: Any, name: str) -> None:
     value = getattr(options, name)
-    if isinstance(value, str) or not all(isinstance(part, str) and part for part in value):
+    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else (None,)
+    if not all(isinstance(part, str) and part for part in names):
         raise SpecMismatchError(name, "a tuple of names", repr(value))
-    object.__setattr__(options, name, tuple(value))
+    object.__setattr__(options, name, names)
 
 
 class StackPadding(Enum):
@@ -201,7 +202,8 @@ class Transitions:
 class Sequences:
     """Asks for sequences of `length` consecutive steps of one episode, for recurrent agents (Kapturowski et al. 2019).
 
-    length: steps, of which the first `burn_in` only warm the recurrent state up.
+    length: steps, of which the first `burn_in` only warm the recurrent state up. An episode still being written counts as
+      long as what is stored of it.
     period: sequences begin every so many steps from the episode's start; None: `length`, so that none overlap.
     at_end: what becomes of the steps at the end that no full sequence covers.
     n_step: each step's reward and next_observation are those of an n-step transition, which may look past the sequence.

@@ -12,7 +12,16 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _shape(value: Any) -> str:
+    """Returns dtypes and shapes in place of values."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_shape(child)}" for name, child in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_shape, value)) + ")"
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Batch:
     """B sampled windows, stacked. dtypes are the declared ones; nested where the signature is nested.
 
@@ -57,6 +66,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def __repr__(self) -> str:
+        return f"Batch({', '.join(f'{name}: {_shape(value)}' for name, value in self.asdict().items())})"
 
     def asdict(self) -> dict[str, Any]:
         """Returns the batch as a dict; extras stand beside the other columns, what is None is left out."""

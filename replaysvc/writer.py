@@ -17,7 +17,7 @@ from replaysvc.checks import check_number
 from replaysvc.codec import ChunkEncoder, ChunkInfo
 from replaysvc.config import TableConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError
-from replaysvc.options import MAX_PRIORITY, Prioritized
+from replaysvc.options import MAX_PRIORITY, PRIORITY_BOUND, Prioritized
 from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
@@ -274,7 +274,7 @@ class Writer:
             at = self._put_row(at, tree, given[name], name, row=row)
         for at in self._priorities_at:
             priority = self._buffers[at][row]
-            if not 0 <= priority <= MAX_PRIORITY:  # a NaN is within nothing
+            if not 0 <= priority <= PRIORITY_BOUND:  # a NaN is within nothing
                 raise SpecMismatchError(self._specs[at].name, f"a priority from 0 to {MAX_PRIORITY:g}", repr(priority))
 
     def _cut(self, terminated: bool, truncated: bool, *, wait: bool) -> None:

@@ -28,6 +28,7 @@ class Client:
         self._connection = connection
         self._lock = ProcessLock()
         self._senders: dict[tuple[int, str, str], Sender] = {}
+        self._retired: list[Sender] = []  # of tables that were deleted
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Client, (self._connection,))
@@ -43,6 +44,8 @@ class Client:
         check_name("table", name)
         if not isinstance(signature, Signature):
             raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
+        if config is not None and not isinstance(config, TableConfig):
+            raise SpecMismatchError("config", "a TableConfig", type(config).__name__)
         request = pb.CreateTableRequest(
             name=name, signature_json=json.dumps(signature.to_json()), exist_ok=exist_ok,
             config_json=json.dumps((config or TableConfig()).to_json()),
@@ -59,10 +62,14 @@ class Client:
                 return found
 
         attempt = lambda: self._connection.call("CreateTable", request)  # noqa: E731
-        return table_of(self, self._connection.retrying(attempt, again=again).table)
+        made = table_of(self, self._connection.retrying(attempt, again=again).table)
+        if not exist_ok:
+            self._forget(name)  # those of an earlier table of this name
+        return made
 
     def table(self, name: str) -> RemoteTable:
         """Returns a table. Raises NotFoundError."""
+        _check_text(name)
         return table_of(self, self._call("GetTable", pb.GetTableRequest(name=name)).table)
 
     def tables(self) -> list[str]:
@@ -71,6 +78,7 @@ class Client:
 
     def delete_table(self, name: str) -> None:
         """Deletes a table with all its data. Raises NotFoundError."""
+        _check_text(name)
         request = pb.DeleteTableRequest(name=name)
 
         def again() -> None:
@@ -78,6 +86,7 @@ class Client:
                 self._connection.call("DeleteTable", request)
 
         self._connection.retrying(lambda: self._connection.call("DeleteTable", request), again=again)
+        self._forget(name)
 
     def put_params(self, name: str, data: bytes, *, version: int) -> None:
         """Keeps a parameter set, durably, in place of the one of a smaller version.
@@ -124,7 +133,8 @@ class Client:
     def close(self) -> None:
         """Stores what writers were given, ends them, and closes this process's connection; a later call connects again."""
         with self._lock:
-            senders, self._senders = list(self._senders.values()), {}
+            senders = self._retired + list(self._senders.values())
+            self._senders, self._retired = {}, []
         errors = []
         for sender in senders:
             try:
@@ -136,6 +146,12 @@ class Client:
             sender.join()
         if errors:
             raise errors[0]
+
+    def _forget(self, table: str) -> None:
+        """Lets the next writers of a table that was deleted begin anew; earlier ones learn of it from the service."""
+        with self._lock:
+            for key in [key for key in self._senders if key[1] == table]:
+                self._retired.append(self._senders.pop(key))
 
     def sender(self, table: str, actor: str) -> Sender:
         """Returns this process's sender for the writers of `actor` to a table."""
@@ -158,6 +174,11 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _check_text(name: Any) -> None:
+    if not isinstance(name, str):
+        raise SpecMismatchError("table", "a name", repr(name))
 
 
 def connect(address: str, *, token: str | None = None, tls: Tls | None = None, config: ClientConfig | None = None) -> Client:

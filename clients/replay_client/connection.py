@@ -267,7 +267,7 @@ class translated:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, grpc.RpcError):
-            raise error_of(error, self._address) from error
+            raise error_of(error, self._address) from None  # all that a gRPC error tells is in it
         if isinstance(error, ValueError):
             raise UnavailableError(f"the connection to {self._address} was closed") from error
 

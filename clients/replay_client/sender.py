@@ -240,7 +240,7 @@ class Sender:
             except ReplayError as error:
                 if not isinstance(error, _TRANSIENT) or isinstance(error, _PERMANENT):
                     log.error("table %s: chunks are refused: %s", self._table, error)
-                    return self._end(error)
+                    return self._end(self._told_apart(error))
                 self._failed(error)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing or self._hurry, pause_s)
@@ -249,6 +249,13 @@ class Sender:
             except Exception as error:  # no thread, no storing: say so to whoever writes, rather than let them wait
                 log.exception("table %s: the sender failed", self._table)
                 return self._end(StorageError(f"table {self._table}: the sender failed ({error!r}); chunks are not stored"))
+
+    def _told_apart(self, error: ReplayError) -> ReplayError:
+        """Returns the error with what it means for whoever writes."""
+        if not isinstance(error, SequenceError):
+            return error
+        meaning = "was deleted and made anew, or its store was put back to an earlier state; make a new writer"
+        return SequenceError(f"table {self._table}: it {meaning} ({error})")
 
     def _end(self, error: ReplayError) -> None:
         with self._changed:

@@ -189,21 +189,25 @@ class RemoteTable:
         self._call("SetLimiter", pb.SetLimiterRequest(table=self.name, limiter_json=json.dumps(limiter.to_json())))
         self.config = config
 
-    def delete_episodes(self, episode_ids: Any) -> int:
-        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+    def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
+        """Deletes episodes, durably, and returns how many of them were there. All or none.
+
+        open_episodes: also those that have no end (yet): of writers that are gone. One that goes on is refused from then on.
 
         If an answer was lost, the episodes are deleted all the same, and the number counts only those that the last attempt
         found.
 
         Raises:
-          InvalidRequestError: an episode is open; nothing is deleted.
+          InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
         """
         if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
             raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
         numbers = sorted({check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids})
         if len(numbers) > MAX_UPDATES:
             raise SpecMismatchError("episode_ids", f"at most {MAX_UPDATES}", str(len(numbers)))
-        deleted: int = self._call("DeleteEpisodes", pb.DeleteEpisodesRequest(table=self.name, episode_ids=numbers)).deleted
+        deleted: int = self._call(
+            "DeleteEpisodes", pb.DeleteEpisodesRequest(table=self.name, episode_ids=numbers, open_episodes=bool(open_episodes))
+        ).deleted
         return deleted
 
     def stats(self) -> TableStats:

@@ -133,7 +133,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SetLimiterResponse()
 
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
-        deleted = self._replay.engine(request.table).delete_episodes(convert.episode_ids_of(request))
+        deleted = self._replay.engine(request.table).delete_episodes(
+            convert.episode_ids_of(request), open_episodes=request.open_episodes
+        )
         return pb.DeleteEpisodesResponse(deleted=deleted)
 
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:

@@ -68,7 +68,10 @@ class Samplers:
         """
         options = self._options(name)
         if isinstance(options, Fifo | Lifo):
-            available = self._queue(name, what).available
+            kind = kind_of(what, complete=True)
+            # a request that gets nothing does not bind the queue to its kind of window
+            bound = name in self.queues
+            available = self._queue(name, what).available if bound else self._set(kind).size * options.max_times_sampled
             return "" if available >= count else f"{available:,} of {count:,} items in the queue {name}"
         items = self._items(kind_of(what))
         if not items.size:

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from replaysvc.errors import SpecMismatchError
-from replaysvc.options import MAX_PRIORITY, Prioritized, WeightNorm
+from replaysvc.options import MAX_PRIORITY, PRIORITY_BOUND, Prioritized, WeightNorm
 from replaysvc.selectors.drawn import Drawn
 from replaysvc.selectors.sum_tree import SumTree
 from replaysvc.types import Array
@@ -75,7 +75,7 @@ def check_priorities(priorities: object, count: int) -> Array:
     if given.shape != (count,):
         raise SpecMismatchError("priorities", f"shape ({count},), one for each position", str(given.shape))
     found = given.astype(np.float64) + 0.0  # which makes 0.0 of -0.0
-    wrong = np.flatnonzero(~((found >= 0) & (found <= MAX_PRIORITY)))
+    wrong = np.flatnonzero(~((found >= 0) & (found <= PRIORITY_BOUND)))
     if wrong.size:
         first = int(wrong[0])
         raise SpecMismatchError(f"priorities[{first}]", f"a number from 0 to {MAX_PRIORITY:g}", f"{found[first]:g}")

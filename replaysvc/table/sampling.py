@@ -84,7 +84,12 @@ class Sampling:
     def update_priorities(self, sampler: str, positions: Array, priorities: Array) -> UpdateCounts:
         """Sets priorities; see `Samplers.update`."""
         core = self._core
-        where = np.asarray(positions)
+        try:
+            where = np.asarray(positions)
+        except ValueError:  # lists of different lengths
+            where = np.empty((), np.object_)
+        if not isinstance(sampler, str):
+            raise SpecMismatchError("sampler", "a name", repr(sampler))
         if where.ndim != 1 or (where.size and where.dtype.kind not in "iu"):
             raise SpecMismatchError("positions", "int64[n]", f"{where.dtype}{list(where.shape)}")
         with core.changed:

@@ -59,36 +59,42 @@ class Upkeep:
             live = chunks["chunk_id"][(chunks["flags"] & DELETED) == 0]
         core.store.reclaim(live)
 
-    def delete_episodes(self, episode_ids: Any) -> int:
-        """Deletes closed episodes, durably, and returns how many of them were there. All or none.
+    def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
+        """Deletes episodes, durably, and returns how many of them were there. All or none.
 
         Raises:
-          InvalidRequestError: one is open, or no id at all.
+          InvalidRequestError: one is open, and `open_episodes` is not set; or no id at all.
         """
         ids = np.unique([check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids]).astype(np.int64)
-        deleted = int(self._committer.run(lambda: self._delete(ids)))
+        deleted = int(self._committer.run(lambda: self._delete(ids, open_episodes)))
         if deleted:  # there is room now for steps that capacity removed: a restart must not let them in again
             self.save_state()
         return deleted
 
-    def _delete(self, ids: Array) -> int:
+    def _delete(self, ids: Array, open_episodes: bool) -> int:
         core = self._core
         with core.changed:
             core.check_open()
             ids = ids[(ids >= core.index.episodes.base) & (ids < core.index.episodes.end)]
             first_row, _, closed = core.index.episode_state(ids)
             ids, closed = ids[first_row >= 0], closed[first_row >= 0]
-            if not closed.all():
-                raise InvalidRequestError(f"episode_ids: expected closed episodes, found {int(ids[~closed][0])}, which is open")
+            if not closed.all() and not open_episodes:
+                raise InvalidRequestError(
+                    f"episode_ids: expected closed episodes, found {int(ids[~closed][0])}, which is open; "
+                    "open_episodes=True deletes such, too, and a writer that goes on with one is refused"
+                )
         if not ids.size:
             return 0
         core.store.delete_episodes(ids)
+        gone = set(ids.tolist())
         with core.changed:
             core.check_open()
             before = core.index.stored_bytes
             remove_episodes(core.index, core.samplers, ids)
             self._holes += before - core.index.stored_bytes
             core.counts["deleted_episodes"] += len(ids)
+            for name in [name for name, episode in core.open_episodes.items() if episode.episode_id in gone]:
+                del core.open_episodes[name]
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
             core.changed.notify_all()

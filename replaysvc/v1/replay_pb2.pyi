@@ -342,12 +342,14 @@ class SetLimiterResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DeleteEpisodesRequest(_message.Message):
-    __slots__ = ("table", "episode_ids")
+    __slots__ = ("table", "episode_ids", "open_episodes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     EPISODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
     table: str
     episode_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table: _Optional[str] = ..., episode_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    open_episodes: bool
+    def __init__(self, table: _Optional[str] = ..., episode_ids: _Optional[_Iterable[int]] = ..., open_episodes: bool = ...) -> None: ...
 
 class DeleteEpisodesResponse(_message.Message):
     __slots__ = ("deleted",)

@@ -19,7 +19,7 @@ from replaysvc import (
     Transitions,
     WeightNorm,
 )
-from tests.engine.model_windows import Episode, columns_of, expected, goals_of, plain, stacked
+from tests.engine.model_windows import Episode, columns_of, expected, goals_of, plain
 
 
 class Item(NamedTuple):
@@ -109,8 +109,7 @@ class Model:
             others = [episode for episode in self.stored if episode is not self.newest]
             if not others:
                 break
-            import os
-            oldest = min(others, key=lambda episode: episode.id if "F3" in os.environ.get("KNOWN", "") else episode.live[0].position)
+            oldest = min(others, key=lambda episode: episode.id)  # the one that began first
             self._drop(oldest, len(oldest.live))
         while self._too_many_steps():
             self._drop(min(self.stored, key=lambda episode: episode.live[0].position), 1)

@@ -1,9 +1,8 @@
 """A store and a model of it, plain lists and slow code, go through the same chance events and are compared in all they tell.
 
-`make test` runs a bounded number of the same examples each time; `--hypothesis-profile=torture` looks for new ones, for minutes.
+`make test` runs a bounded number, the same each time; `--hypothesis-profile=torture` looks for new ones, for many minutes.
 """
 
-import os
 import shutil
 import tempfile
 from copy import deepcopy
@@ -15,145 +14,26 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from replaysvc import (
-    AtEnd,
-    DenseReward,
-    Episodes,
-    EpisodeUniform,
-    Fifo,
-    Goal,
-    Her,
-    Lifo,
-    Limiter,
-    Prioritized,
-    Recency,
-    Remover,
-    Sequences,
-    SparseReward,
-    Stack,
-    StackPadding,
-    StoreConfig,
-    TableConfig,
-    Terminated,
-    Transitions,
-    Uniform,
-    WeightNorm,
-)
+from replaysvc import Limiter, StoreConfig, Transitions
 from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError
 from replaysvc.replay import Replay
 from tests.engine.model import Model
-from tests.engine.model_windows import SIGNATURE, Episode, Step, flat, own_reward, own_success, plain
-
-KNOWN = os.environ.get("KNOWN", "").split(",")
-SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20, commit_interval_s=0.0)
-NEVER_S = 3600.0  # no chunk is sent by the clock: which steps are committed is known
-SEEDED = ("uniform", "prioritized", "by_table", "recency", "fair")
-QUEUES = ("fifo", "lifo")
-PRIORITIZED = ("prioritized", "by_table")
-
-stacks = st.builds(
-    Stack,
-    st.integers(1, 3),
-    padding=st.sampled_from(StackPadding),
-    columns=st.sampled_from([(), ("state",), ("observation/reading", "words")]),
+from tests.engine.model_inputs import (
+    PRIORITIZED,
+    QUEUES,
+    SEEDED,
+    arrays,
+    configs,
+    given,
+    observation,
+    seeds,
+    step,
+    windows,
+    writes,
 )
-rewards = st.sampled_from([SparseReward(threshold=0.5, success=10.0), SparseReward(1.0), DenseReward(scale=2.0, threshold=1.0)])
-hers = st.none() | st.builds(
-    Her,
-    goal=st.sampled_from(Goal),
-    ratio=st.sampled_from([0.0, 0.5, 1.0]),
-    reward=rewards,
-    terminated=st.sampled_from(Terminated),
-    open_episodes=st.booleans(),
-)
-own_hers = st.builds(
-    Her,
-    goal=st.sampled_from(Goal),
-    ratio=st.sampled_from([0.5, 1.0]),
-    reward=st.just(own_reward),
-    terminated=st.sampled_from(Terminated),
-    success=st.just(own_success),
-    open_episodes=st.booleans(),
-)
-common = {"gamma": st.sampled_from([1.0, 0.5, 0.9]), "stack": stacks, "her": hers | own_hers}
-windows = st.one_of(
-    st.builds(Transitions, n_step=st.integers(1, 5), **common),
-    st.builds(
-        Sequences,
-        length=st.integers(1, 6),
-        period=st.none() | st.integers(1, 7),
-        at_end=st.sampled_from(AtEnd),
-        n_step=st.integers(1, 4),
-        state=st.sampled_from([(), ("carry",), ("log_prob", "carry", "legal")]),
-        **common,
-    ),
-    st.builds(Episodes, max_steps=st.integers(1, 12), open_episodes=st.booleans(), **common),
-)
-seeds = st.none() | st.integers(0, (1 << 64) - 1)
-prioritized = {
-    "beta": st.sampled_from([0.0, 0.4, 1.0]),
-    "norm": st.sampled_from(WeightNorm),
-    "initial_priority": st.none() | st.just("given"),
-}
-samplers = st.fixed_dictionaries(
-    {
-        "uniform": st.just(Uniform()),
-        "prioritized": st.builds(Prioritized, alpha=st.sampled_from([1.0, 0.6]), **prioritized),
-        "by_table": st.builds(Prioritized, alpha=st.sampled_from([1.0, 0.0, 2.0]), **prioritized),
-        "recency": st.builds(Recency, st.sampled_from([0.5, 3.0, 1000.0])),
-        "fair": st.just(EpisodeUniform()),
-        "fifo": st.builds(Fifo, st.integers(1, 3)),
-        "lifo": st.builds(Lifo, st.integers(1, 3)),
-    }
-)
-configs = st.builds(
-    TableConfig,
-    chunk_steps=st.integers(1, 7),
-    capacity_steps=st.none() | st.integers(6, 30),
-    capacity_episodes=st.none() | st.integers(1, 5),
-    remover=st.sampled_from(Remover),
-    samplers=samplers,
-    flush_interval_s=st.just(NEVER_S),
-)
-writes = st.lists(
-    st.tuples(
-        st.integers(0, 2),
-        st.lists(st.integers(0, 4), min_size=1, max_size=9),
-        st.sampled_from(["", "terminated", "terminated", "truncated", "truncated"]),
-        st.sampled_from([True, True, False]),
-    ),
-    min_size=1,
-    max_size=4,
-)
+from tests.engine.model_windows import SIGNATURE, Episode, flat, plain
 
-
-def observation(number, t, place):
-    """Returns observation t of an episode, reached at `place`."""
-    return {
-        "state": [1000 * number + t], "reading": [t / 4, number % 64], "words": [number, t, place][: t % 4],
-        "achieved_goal": [place, 1000 * number], "desired_goal": [50, 1000 * number + 1],
-    }  # fmt: skip
-
-
-def step(number, t, place):
-    """Returns step t of an episode, which leads to `place`."""
-    extras = {
-        "log_prob": -t - 0.5, "carry/0": [t + 1.0, number], "carry/1": t + 0.25, "legal": [t, number % 8, 3][: (t + number) % 4],
-        "given": ((3 * t + number) % 5) / 2,
-    }  # fmt: skip
-    return Step(100 * number + t + 1, (t % 3) + 0.5 * (number % 4) + 1, extras, observation(number, t + 1, place))
-
-
-def given(extras):
-    """Returns extras as `append` wants them."""
-    nested = {name: value for name, value in extras.items() if "/" not in name}
-    return nested | {"carry": (np.array(extras["carry/0"], np.float32), extras["carry/1"])}
-
-
-def arrays(value):
-    """Returns an observation as the writer wants it."""
-    dtypes = {"state": np.int64, "words": np.int32}
-    return {name: np.array(part, dtypes.get(name, np.float32)) for name, part in value.items()}
+SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)
 
 
 def same(first, second):
@@ -183,11 +63,12 @@ class StoreAndModel(RuleBasedStateMachine):
         self.dir = Path(tempfile.mkdtemp())
         self.now_s, self.snapshots, self.written, self.turn = 1000.0, 0, 0, 0
         self.windows, self.queued = what, dict(zip(QUEUES, queues, strict=True))
-        self.actors = {}
+        self.actors, self.together = {}, False
         self.replay = self.open_store(self.dir / "store")
         self.table = self.replay.create_table("t", SIGNATURE, config)
         self.model = Model(config)
-        self.write(writes=first)
+        self.removes = config.capacity_steps is not None or config.capacity_episodes is not None
+        self.write(writes=first, together=False)
 
     def open_store(self, path):
         return Replay(path, SMALL, clock=lambda: self.now_s, rng=np.random.default_rng(5))
@@ -201,17 +82,25 @@ class StoreAndModel(RuleBasedStateMachine):
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def commit(self, actor, end=""):
-        actor.writer.flush()
+        if not self.together:
+            actor.writer.flush()
         self.model.commit(actor.episode, actor.buffered, end, self.now_s)
         actor.buffered = []
 
-    @rule(writes=writes)
-    def write(self, writes):
+    @rule(writes=writes, together=st.booleans())
+    def write(self, writes, together):
+        """together: several chunks may make one commit, which changes nothing as long as nothing is removed or held back."""
         self.now_s += 1
+        self.together = together and not self.removes and self.model.limiter.samples_per_insert is None
         for number, places, end, flush in writes:
             if number not in self.actors:
                 self.actors[number] = Actor(self.table, f"actor-{number}")
             self.write_steps(self.actors[number], places, end, flush)
+        for actor in self.actors.values() if self.together else ():
+            actor.writer.flush()
+            if actor.buffered:
+                self.commit(actor)
+        self.together = False
 
     write_more = write  # as likely as two rules
 
@@ -222,7 +111,7 @@ class StoreAndModel(RuleBasedStateMachine):
         ends = [""] * (len(places) - 1) + [end]
         if not all(self.append(actor, place, end) for place, end in zip(places, ends, strict=True)):
             return
-        if flush and actor.buffered and not self.model.insert_waits(len(actor.buffered)):
+        if flush and not self.together and actor.buffered and not self.model.insert_waits(len(actor.buffered)):
             self.commit(actor)
 
     def begin(self, actor, place):
@@ -369,11 +258,6 @@ class StoreAndModel(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 5), how=st.sampled_from(["reopen", "reopen", "snapshot"]))
     def leave(self, number, how):
-        config = self.table.config
-        if "F5" in KNOWN and (config.capacity_episodes or config.remover is not Remover.OLDEST_STEPS):
-            if hasattr(self, "left"):
-                return
-            self.left = how == "reopen" or None
         self.reopen(number) if how == "reopen" else self.snapshot(number)
 
     def reopen(self, number):

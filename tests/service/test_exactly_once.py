@@ -4,7 +4,7 @@ import grpc
 import numpy as np
 import pytest
 
-from replaysvc import TableConfig, staging
+from replaysvc import TableConfig
 from replaysvc.errors import (
     AlreadyExistsError,
     ChunkCorruptError,
@@ -14,6 +14,7 @@ from replaysvc.errors import (
     SpecMismatchError,
 )
 from replaysvc.rpc.servicer import ReplayServicer
+from replaysvc.table import staging
 from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import SCALARS
 from tests.service.checks import stored_lengths, write_numbered

@@ -8,9 +8,16 @@ import pytest
 
 import replay_client
 from replaysvc import ClientConfig, FieldSpec, Signature, TableConfig
-from replaysvc.errors import CapacityError, NotFoundError, StorageError, UnavailableError, WaitTimeoutError
+from replaysvc.errors import (
+    CapacityError,
+    NotFoundError,
+    SequenceError,
+    StorageError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 from replaysvc.rpc.server import Server
-from tests.builders import SCALARS, write_episodes
+from tests.builders import SCALARS, write_episode, write_episodes
 from tests.service.checks import stored_lengths, write_numbered
 
 BLOBS = Signature(FieldSpec("observation", (1 << 16,), np.uint8), FieldSpec("action", (), np.int64))
@@ -321,3 +328,26 @@ def test_sixteen_writers_at_once_store_every_episode_once(serve, connect):
         written = {number: length for lengths in pool.map(write, range(16)) for number, length in lengths.items()}
     assert stored_lengths(table) == written
     assert {record.actor for record in table.episodes(limit=1000)} == {f"actor-{i}" for i in range(5)}
+
+
+def test_a_table_that_was_deleted_and_made_anew_takes_writers_of_the_same_actor(remote):
+    for _ in range(3):
+        table = remote.create_table("again", SCALARS)
+        write_episodes(table, [2], actor="a")
+        assert table.stats().steps == 2
+        remote.delete_table("again")
+
+
+def test_a_writer_whose_table_another_client_made_anew_is_told_so(remote, server_process):
+    table = remote.create_table("t", SCALARS)
+    writer = table.writer()
+    write_episode(writer, 2)
+    writer.flush()
+    with replay_client.connect(server_process.address) as other:
+        other.delete_table("t")
+        other.create_table("t", SCALARS)
+    write_episode(writer, 2, episode=1)
+    with pytest.raises(SequenceError, match="table t: it was deleted and made anew"):
+        writer.flush()
+    write_episodes(remote.table("t"), [3])
+    assert remote.table("t").stats().steps == 3
