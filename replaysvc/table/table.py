@@ -64,8 +64,10 @@ class Table:
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
         holes = sampler_state.saved_holes(store)
-        index = TableIndex(replace(loaded, index=sampler_state.without_holes(loaded.index, holes)))
-        tail = min(sampler_state.saved_tail(store), index.head)
+        tail = min(sampler_state.saved_tail(store), loaded.next_position)
+        records = sampler_state.without_holes(loaded.index, holes)
+        records = records[records["position"] + records["n_steps"] > tail]
+        index = TableIndex(replace(loaded, index=records))
         if tail > index.tail:
             index.remove_before(tail)
         samplers, limiter = Samplers(config.samplers, index), LimiterState(config.limiter)

@@ -70,6 +70,7 @@ windows = st.one_of(
     ),
     st.builds(Episodes, max_steps=st.integers(1, 12), open_episodes=st.booleans(), **common),
 )
+priorities = st.sampled_from([0.0, 0.25, 0.5, 3.0, 20.0, 1e-6])
 seeds = st.none() | st.integers(0, (1 << 64) - 1)
 prioritized = {
     "beta": st.sampled_from([0.0, 0.4, 1.0]),

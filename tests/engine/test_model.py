@@ -26,6 +26,7 @@ from tests.engine.model_inputs import (
     configs,
     given,
     observation,
+    priorities,
     seeds,
     step,
     windows,
@@ -189,11 +190,15 @@ class StoreAndModel(RuleBasedStateMachine):
         draws=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(SEEDED), seeds), min_size=1, max_size=5),
         count=st.sampled_from([1, 2, 3, 5, 8, 40]),
         beta=st.sampled_from([None, None, 0.0, 0.7, 4.0]),
+        learned=st.lists(priorities, max_size=3),
     )
-    def sample(self, draws, count, beta):
+    def sample(self, draws, count, beta, learned):
+        """learned: new priorities of what is drawn, in turn."""
         self.now_s += 1
         for number, sampler, seed in draws:
-            self.sample_one(self.windows[number], sampler, count, seed, beta)
+            batch = self.sample_one(self.windows[number], sampler, count, seed, beta)
+            if batch is not None and sampler in PRIORITIZED and learned:
+                self.set_priorities(sampler, batch.positions.tolist(), [learned[i % len(learned)] for i in range(count)])
 
     @rule(what=windows, sampler=st.sampled_from(SEEDED), count=st.integers(1, 8), seed=seeds)
     def sample_another(self, what, sampler, count, seed):
@@ -206,6 +211,7 @@ class StoreAndModel(RuleBasedStateMachine):
         if first is not None and seed is not None:
             second = self.draw(self.table, self.model, count, what, sampler, seed=seed, **options)
             assert second is None or same(first, second)
+        return first
 
     @rule(sampler=st.sampled_from(QUEUES), count=st.integers(1, 6))
     def take(self, sampler, count):
@@ -216,16 +222,18 @@ class StoreAndModel(RuleBasedStateMachine):
 
     @rule(
         sampler=st.sampled_from(PRIORITIZED),
-        back=st.lists(st.integers(-2, 40), max_size=8),
-        priorities=st.lists(st.sampled_from([0.0, 0.0, 0.25, 1.0, 3.0, 1e-6]), min_size=8, max_size=8),
+        changes=st.lists(st.tuples(st.integers(-2, 40), priorities), max_size=8),
     )
-    def update(self, sampler, back, priorities):
-        positions = [max(-1, self.model.next_position - number) for number in back]
-        counts = self.table.update_priorities(np.array(positions, np.int64), priorities[: len(back)], sampler=sampler)
-        assert counts == self.model.update(sampler, positions, priorities[: len(back)])
+    def update(self, sampler, changes):
+        positions = [max(-1, self.model.next_position - back) for back, _ in changes]
+        self.set_priorities(sampler, positions, [priority for _, priority in changes])
+
+    def set_priorities(self, sampler, positions, priorities):
+        counts = self.table.update_priorities(np.array(positions, np.int64), priorities, sampler=sampler)
+        assert counts == self.model.update(sampler, positions, priorities)
         for bad in (np.nan, np.inf, -1.0, 1e31):
             with pytest.raises(InvalidRequestError):
-                self.table.update_priorities([*positions, 0], [*priorities[: len(back)], bad], sampler=sampler)
+                self.table.update_priorities([*positions, 0], [*priorities, bad], sampler=sampler)
 
     @rule(back=st.lists(st.integers(-1, 8), max_size=3))
     def delete(self, back):

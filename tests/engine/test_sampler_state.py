@@ -155,3 +155,15 @@ def test_what_capacity_took_out_of_the_middle_stays_away_however_often_the_store
         with Replay(tmp_path / "s") as replay:
             found = {record.episode_id: (record.first_step, record.length) for record in replay.table("t").episodes()}
             assert found == kept
+
+
+def test_a_table_that_lost_its_last_step_is_as_empty_when_it_is_opened_again(tmp_path):
+    with Replay(tmp_path / "s") as replay:
+        table = replay.create_table("t", SCALARS, TableConfig(chunk_steps=2))
+        write_episodes(table, [4, 2])
+        assert table.delete_episodes([0, 1]) == 2
+    with Replay(tmp_path / "s") as replay:
+        table = replay.table("t")
+        assert (table.episodes(), table.stats().steps, table.stats().episodes) == ([], 0, 0)
+        write_episodes(table, [3])
+        assert table.sample(9, seed=1).positions.min() == 6

@@ -14,6 +14,7 @@ import replaysvc
 from dqn.config import Config
 from dqn.rundir import Evaluation, Metrics, RunDirectory
 from replaysvc.demo import Children, run_demo
+from replaysvc.errors import InvalidRequestError
 
 RUN = (
     "import sys; from pathlib import Path; from replaysvc.demo import run_demo; sys.exit(run_demo(directory=Path(sys.argv[1])))"
@@ -121,6 +122,7 @@ def test_service_that_ends_is_a_failure_whatever_its_status(tmp_path):
 def test_run_directory_with_a_run_is_refused_unless_resumed(tmp_path, make_run):
     run = make_run()
     console = plain()
-    assert run_demo(directory=run.path, console=console) == 1
-    assert "resume" in printed(console)
-    assert run_demo(directory=tmp_path / "none", resume=True, console=console) == 1
+    with pytest.raises(InvalidRequestError, match=r"option --dir: .*resume"):
+        run_demo(directory=run.path, console=console)
+    with pytest.raises(InvalidRequestError, match="option --dir: expected a run to go on with"):
+        run_demo(directory=tmp_path / "none", resume=True, console=console)
