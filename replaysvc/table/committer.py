@@ -36,7 +36,8 @@ class Committer:
         self._changed = threading.Condition(lock)  # for the thread
         self._room = threading.Condition(lock)  # for those who wait in `reserve`
         self._queue: deque[tuple[Target, AppendRequest, int]] = deque()
-        self._tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._tasks: deque[tuple[int, Callable[[], Any], Future[Any]]] = deque()  # each after so many requests
+        self._submitted = self._taken = 0  # requests so far
         self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
         self._last_begin = -float("inf")
@@ -75,6 +76,7 @@ class Committer:
             if self._closing:
                 raise UnavailableError("append: the store is closing")
             self._queue.append((target, request, size))
+            self._submitted += 1
             self._queued_bytes += size
             self._urgent |= request.urgent
             self._changed.notify()
@@ -95,16 +97,16 @@ class Committer:
         with self._changed:
             if self._closing:
                 raise UnavailableError("the store is closing")
-            self._tasks.append((task, done))
+            self._tasks.append((self._submitted, task, done))
             self._changed.notify()
         return done.result()
 
     def _run_tasks(self) -> None:
         while True:
             with self._changed:
-                if not self._tasks:
+                if not self._tasks or self._tasks[0][0] > self._taken:
                     return
-                task, done = self._tasks.popleft()
+                _, task, done = self._tasks.popleft()
             try:
                 done.set_result(task())
             except BaseException as error:  # it is the caller's, who waits for it
@@ -134,6 +136,7 @@ class Committer:
                 taken.append(self._queue.popleft())
                 size += taken[-1][2]
             self._queued_bytes -= size
+            self._taken += len(taken)
             if not self._queue:
                 self._urgent = False
             return taken

@@ -222,9 +222,9 @@ def test_partly_removed_episode_names_its_first_stored_step(door):
     table = door.create_table("t", SCALARS, TableConfig(capacity_steps=15, chunk_steps=10))
     write_episodes(table, [40])
     record = table.episodes()[0]
-    assert (record.length, record.first_step, record.return_) == (40, 20, 7800.0)
-    assert table.read_episode(0, record.first_step)["action"].tolist() == list(range(20, 40))
-    with pytest.raises(InvalidRequestError, match=r"\[20, 40\)"):
+    assert (record.length, record.first_step, record.return_) == (40, 25, 7800.0)
+    assert table.read_episode(0, record.first_step)["action"].tolist() == list(range(25, 40))
+    with pytest.raises(InvalidRequestError, match=r"\[25, 40\)"):
         table.read_episode(0)
 
 

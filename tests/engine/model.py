@@ -114,10 +114,10 @@ class Model:
         while self._too_many_steps():
             self._drop(min(self.stored, key=lambda episode: episode.live[0].position), 1)
 
-    def delete(self, ids):
-        """Deletes closed episodes; returns how many were there, None if one is open and nothing is deleted."""
+    def delete(self, ids, open_episodes):
+        """Deletes episodes; returns how many were there, None if one is open, unasked, and nothing is deleted."""
         there = [episode for episode in self.stored if episode.id in ids]
-        if not all(episode.end for episode in there):
+        if not open_episodes and not all(episode.end for episode in there):
             return None
         for episode in there:
             self._drop(episode, len(episode.live))
@@ -238,6 +238,10 @@ class Model:
         drawn = [items[position] for position in positions]  # KeyError: no such item
         width = 1 if isinstance(what, Transitions) else getattr(what, "length", max(len(item.episode.steps) for item in drawn))
         columns = columns_of(batch)
+        ends = [
+            [0, 0],
+            [0.0, 0.0],
+        ]  # how often the first and the last of the goals that may be were drawn; what to expect
         assert (batch.relabeled is None) == (what.her is None)
         for i, item in enumerate(drawn):
             episode, goal = item.episode, None
@@ -248,7 +252,11 @@ class Model:
                 assert what.her.ratio not in (0.0, 1.0) or batch.relabeled[i] == (what.her.ratio == 1.0)
                 if batch.relabeled[i]:
                     goal = batch.observation["desired_goal"][i].reshape(-1, 2)[0].tolist()
-                    assert goal in goals_of(what.her.goal, episode, item.start), f"item {i}: goal {goal}"
+                    goals = goals_of(what.her.goal, episode, item.start)
+                    assert goal in goals, f"goal of item {i}, {item.start} of episode {episode.id}: {goal}"
+                    for end in (0, -1):
+                        ends[0][end] += goal == goals[end]
+                        ends[1][end] += 1 / len(goals)
             rows = expected(what, episode, item.start, width, goal)
             assert rows.keys() == columns.keys()
             for name, value in rows.items():
@@ -256,6 +264,7 @@ class Model:
                 wanted = pytest.approx(value, rel=1e-6, abs=1e-6) if name in ("reward", "discount") else value
                 where = f"{name} of item {i}, {item.start} of episode {episode.id} ({episode.first} to {len(episode.steps)})"
                 assert wanted == found, f"{where}: expected {wanted}, found {found}"
+        assert all(often or expected < 25 for often, expected in zip(*ends, strict=True))  # by chance once in e^25
         self.sampled += count
         if is_queue(sampler):
             self.handed_out[sampler].update(positions)

@@ -38,7 +38,7 @@ stacks = st.builds(
     padding=st.sampled_from(StackPadding),
     columns=st.sampled_from([(), ("state",), ("observation/reading", "words")]),
 )
-rewards = st.sampled_from([SparseReward(threshold=0.5, success=10.0), SparseReward(1.0), DenseReward(scale=2.0, threshold=1.0)])
+rewards = st.sampled_from([SparseReward(threshold=0.5, success=10.0), SparseReward(1.5), DenseReward(scale=2.0, threshold=1.5)])
 hers = st.none() | st.builds(
     Her,
     goal=st.sampled_from(Goal),
@@ -110,10 +110,10 @@ writes = st.lists(
 
 
 def observation(number, t, place):
-    """Returns observation t of an episode, reached at `place`."""
+    """Returns observation t of an episode, reached at `place`; no two have the same achieved goal, so it tells t."""
     return {
         "state": [1000 * number + t], "reading": [t / 4, number % 64], "words": [number, t, place][: t % 4],
-        "achieved_goal": [place, 1000 * number], "desired_goal": [50, 1000 * number + 1],
+        "achieved_goal": [place, 8 * number + t / 1024], "desired_goal": [50, 8 * number],
     }  # fmt: skip
 
 
