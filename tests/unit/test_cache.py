@@ -119,3 +119,18 @@ def test_empty_cache_of_a_large_budget_takes_no_memory_to_speak_of():
     for cache in caches:
         cache.insert(Cache.RECENT, 0, chunk(3, 1), 3)
     assert resident() - before < 64 << 20  # a huge page or two for each column that was touched
+
+
+def test_memory_that_a_cache_gives_back_is_not_handed_out_written():
+    """Caches of a size that an allocator would keep to itself, made and dropped: each new one takes next to nothing again."""
+
+    def resident():
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) << 10
+
+    before = resident()
+    caches = [Cache(SIGNATURE, 20 << 20, 5 << 20) for _ in range(20)]
+    for _ in range(4):
+        for cache in caches:
+            cache.resize(20 << 20, 5 << 20)
+    assert resident() - before < 20 << 20
