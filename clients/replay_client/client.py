@@ -150,8 +150,11 @@ class Client:
     def _forget(self, table: str) -> None:
         """Lets the next writers of a table that was deleted begin anew; earlier ones learn of it from the service."""
         with self._lock:
-            for key in [key for key in self._senders if key[1] == table]:
-                self._retired.append(self._senders.pop(key))
+            gone = [self._senders.pop(key) for key in list(self._senders) if key[1] == table]
+            idle = [sender for sender in gone if sender.idle]
+            self._retired = [sender for sender in self._retired + gone if not (sender.ended or sender in idle)]
+        for sender in idle:  # else its thread would wait for ever for nothing
+            sender.close(0.0)
 
     def sender(self, table: str, actor: str) -> Sender:
         """Returns this process's sender for the writers of `actor` to a table."""

@@ -198,6 +198,11 @@ class Sender:
         """Returns whether new writers need another sender: this one was closed, or can store nothing any more."""
         return self._closing or self._permanent is not None
 
+    @property
+    def idle(self) -> bool:
+        """Returns whether nothing waits to be stored, and nobody is there to write more."""
+        return not self._queue and not self._writers
+
     def disown(self) -> None:
         """After a fork, in the child: ends the parent's writers here. Other threads, and the locks that they held, are gone."""
         self._changed = threading.Condition()

@@ -55,10 +55,6 @@ class Queue:
         self._available -= count
         return drawn
 
-    def peek(self, count: int) -> Array:
-        """Returns what `draw` would, and uses nothing up."""
-        return self._plan(count)[0]
-
     def remove_before(self, position: int) -> None:
         """Drops what is pending before `position`. O(items that became complete before the last of these)."""
         bounds = self._items.view[2]

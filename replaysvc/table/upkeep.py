@@ -20,7 +20,6 @@ from replaysvc.writer import choose_chunk_steps
 
 _IDLE_EPISODE_S = 3600.0  # an open episode whose steps are all removed is given up when its writer was silent for so long
 _RECLAIM_SHARE = 4  # the disk is looked through for space when a segment's share of bytes was removed
-
 _BLOCKS = 32  # of priorities, half a MB each, that are copied under the lock at a time
 
 

@@ -336,6 +336,7 @@ def test_a_table_that_was_deleted_and_made_anew_takes_writers_of_the_same_actor(
         write_episodes(table, [2], actor="a")
         assert table.stats().steps == 2
         remote.delete_table("again")
+    assert sum(thread.name == "replaysvc-sender-again" for thread in threading.enumerate() if thread.is_alive()) <= 1
 
 
 def test_a_writer_whose_table_another_client_made_anew_is_told_so(remote, server_process):
