@@ -7,7 +7,6 @@ has a second sum tree over those alone, made when first asked for. Not thread-sa
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,14 +32,6 @@ from replaysvc.types import Array, UpdateCounts
 
 BLOCK = 1 << 16  # positions whose priorities are saved together
 _MOST_SETS = 8  # kinds of items other than steps that are kept at once
-
-
-class Picked(NamedTuple):
-    """Drawn items: positions int64 [B], the probability of each at its draw float64 [B], importance weights float32 [B]."""
-
-    positions: Array
-    probability: Array
-    weights: Array
 
 
 class Samplers:
@@ -80,36 +71,43 @@ class Samplers:
             return f"every priority of sampler {name} is 0, which means never drawn"
         return ""
 
-    def draw(self, name: str, what: Window, rng: np.random.Generator, count: int, beta: float | None) -> Picked:
-        """Draws items, with replacement but for queues; `waiting_for` has said that there are enough.
+    def draw(self, name: str, what: Window, rng: np.random.Generator, count: int) -> Drawn:
+        """Draws items, with replacement but for queues; `waiting_for` has said that there are enough."""
+        options = self._options(name)
+        if isinstance(options, Fifo | Lifo):
+            return Drawn(self._queue(name, what).draw(count), np.ones(count))
+        items = self._items(kind_of(what))
+        if isinstance(options, Prioritized):
+            return draw_prioritized(rng, count, self._tree(name, items.kind))
+        if isinstance(options, EpisodeUniform):
+            return self._set(items.kind).draw_by_episode(rng, count)
+        if isinstance(options, Recency):
+            return draw_recent(rng, count, items, options.half_life)
+        return draw_uniform(rng, count, items)
+
+    def exponent(self, name: str, beta: float | None) -> float:
+        """Returns the exponent of importance weights: `beta`, or else the sampler's own; 0 of one that has no weights.
 
         Raises:
           InvalidRequestError: `beta` given to a sampler that has no weights.
         """
         options = self._options(name)
-        if beta is not None and not isinstance(options, Prioritized):
-            raise InvalidRequestError(f"beta: expected none for sampler {name}, which is not prioritized, found {beta:g}")
-        if isinstance(options, Fifo | Lifo):
-            ones = np.ones(count)
-            return Picked(self._queue(name, what).draw(count), ones, ones.astype(np.float32))
-        items = self._items(kind_of(what))
         if isinstance(options, Prioritized):
-            tree = self._tree(name, items.kind)
-            drawn = draw_prioritized(rng, count, tree)
-            return Picked(*drawn, self._weigh(options, tree, drawn, items.size, options.beta if beta is None else beta))
-        if isinstance(options, EpisodeUniform):
-            drawn = self._set(items.kind).draw_by_episode(rng, count)
-        elif isinstance(options, Recency):
-            drawn = draw_recent(rng, count, items, options.half_life)
-        else:
-            drawn = draw_uniform(rng, count, items)
-        return Picked(*drawn, np.ones(count, np.float32))
+            return options.beta if beta is None else beta
+        if beta is not None:
+            raise InvalidRequestError(f"beta: expected none for sampler {name}, which is not prioritized, found {beta:g}")
+        return 0.0
 
-    @staticmethod
-    def _weigh(options: Prioritized, tree: SumTree, drawn: Drawn, size: int, beta: float) -> Array:
+    def weigh(self, name: str, what: Window, probability: Array, exponent: float) -> Array:
+        """Returns the importance weights of a whole batch, by whose largest they may be divided; float32 [B]."""
+        options = self._options(name)
+        if not isinstance(options, Prioritized):
+            return np.ones(len(probability), np.float32)
+        items = self._items(kind_of(what))
+        tree = self._tree(name, items.kind)
         table = options.norm is WeightNorm.TABLE
-        largest = largest_weight(tree.smallest(), tree.total, size, beta) if table else None
-        return importance_weights(drawn.probability, size, beta, largest)
+        largest = largest_weight(tree.smallest(), tree.total, items.size, exponent) if table else None
+        return importance_weights(probability, items.size, exponent, largest)
 
     def _norm(self, name: str) -> WeightNorm:
         options = self.options[name]

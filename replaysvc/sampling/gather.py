@@ -108,15 +108,16 @@ def frames_until(index: TableIndex, row: Array, offset: Array, count: int) -> Fr
 
 def item_columns(plan: Plan, source: Source) -> list[BatchColumn]:
     """Returns the columns that tell where each window comes from."""
-    index, picked = source.index, plan.picked
+    index, drawn = source.index, plan.drawn
+    assert plan.weights is not None
     chunks = index.chunks
     at = plan.windows.rows[:, 0] - chunks.base
     plain = {
-        "positions": picked.positions,
+        "positions": drawn.positions,
         "episode_id": chunks["episode_id"].take(at),
         "t": chunks["first_step"].take(at) + plan.windows.offsets[:, 0],
-        "probability": picked.probability,
-        "importance_weight": picked.weights,
+        "probability": drawn.probability,
+        "importance_weight": plan.weights,
         "age_s": (source.now_s - chunks["committed_at_s"].take(at)).astype(np.float32),
         "policy_version": chunks["policy_version"].take(at),
     }

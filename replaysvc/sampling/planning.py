@@ -4,7 +4,7 @@ The table holds its lock around these functions; nothing here touches the disk.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from replaysvc.index.table_index import TableIndex
 from replaysvc.layout import Layout
 from replaysvc.relabel import choose_steps
 from replaysvc.requests import AtEnd, Episodes, Sequences, Transitions, Window
-from replaysvc.sampling.drawing import Picked, Samplers
+from replaysvc.sampling.drawing import Samplers
+from replaysvc.selectors import Drawn
 from replaysvc.types import Array
 from replaysvc.windows import Frames, Windows, resolve_backward, resolve_forward
 
@@ -39,10 +40,11 @@ class Plan:
 
     what: Window
     layout: Layout
-    picked: Picked
+    drawn: Drawn
     windows: Windows
     frames: Frames | None
     goals: Goals | None
+    weights: Array | None = None  # float32 [B], once the whole batch is drawn
 
     @property
     def rows(self) -> list[Array]:
@@ -64,29 +66,28 @@ def make_plan(
     Raises:
       InvalidRequestError: windows of more than `most_steps` steps in all.
     """
-    picked = samplers.draw(sampler, what, rng, count, beta)
+    exponent = samplers.exponent(sampler, beta)
+    drawn = samplers.draw(sampler, what, rng, count)
     for _ in range(_REDRAWS):
         try:
-            plan, bad = _resolve(index, rng, what, layout, picked, most_steps)
+            plan, bad = _resolve(index, rng, what, layout, drawn, most_steps)
         except ReplayError:
-            samplers.give_back(sampler, what, picked.positions)
+            samplers.give_back(sampler, what, drawn.positions)
             raise
         if plan is not None:
-            return plan
+            return replace(plan, weights=samplers.weigh(sampler, what, drawn.probability, exponent))
         if samplers.waiting_for(sampler, what, len(bad)):  # a queue has no more
             break
-        again = samplers.draw(sampler, what, rng, len(bad), beta)
-        for old, new in zip(picked, again, strict=True):
-            old[bad] = new
-    samplers.give_back(sampler, what, np.delete(picked.positions, bad))
+        drawn.positions[bad], drawn.probability[bad] = samplers.draw(sampler, what, rng, len(bad))
+    samplers.give_back(sampler, what, np.delete(drawn.positions, bad))
     return None
 
 
 def _resolve(
-    index: TableIndex, rng: np.random.Generator, what: Window, layout: Layout, picked: Picked, most_steps: int
+    index: TableIndex, rng: np.random.Generator, what: Window, layout: Layout, drawn: Drawn, most_steps: int
 ) -> tuple[Plan | None, Array]:
     """Returns the plan of drawn items, or none and the numbers of those that cannot be read."""
-    positions, chunks = picked.positions, index.chunks
+    positions, chunks = drawn.positions, index.chunks
     base = chunks.base
     rows = index.row_of(positions)
     bad = ~index.drawable(positions, rows)
@@ -121,7 +122,7 @@ def _resolve(
         bad |= goals.rows < base
     if bad.any():
         return None, np.flatnonzero(bad)
-    return Plan(what, layout, picked, windows, frames, goals), np.flatnonzero(bad)
+    return Plan(what, layout, drawn, windows, frames, goals), np.flatnonzero(bad)
 
 
 def _begin(

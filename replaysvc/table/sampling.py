@@ -76,7 +76,7 @@ class Sampling:
                 return columns
             with core.changed:
                 core.limiter.count_sample(-batch_size)
-                core.samplers.give_back(sampler, what, plan.picked.positions)
+                core.samplers.give_back(sampler, what, plan.drawn.positions)
         raise NotReadyError(
             f"table {core.name}: no {batch_size} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
         )
@@ -146,7 +146,7 @@ class Sampling:
                     core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
                 if not missing:
                     core.counts["calls"] += 1
-                    core.counts["items"] += len(plan.picked.positions)
+                    core.counts["items"] += len(plan.drawn.positions)
                     source = Source(core.index, core.cache, core.signature, fetched, core.clock())
                     return (
                         gather_transitions(plan, source)
