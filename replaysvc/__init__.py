@@ -6,7 +6,19 @@ The engine is imported on first use of `open`, so that the base install (the thi
 from typing import TYPE_CHECKING, Any
 
 from replaysvc.config import ClientConfig, StoreConfig, TableConfig
-from replaysvc.options import EpisodeUniform, Fifo, Lifo, Limiter, Prioritized, Recency, Remover, Uniform, WeightNorm
+from replaysvc.options import (
+    EpisodeUniform,
+    Fifo,
+    Lifo,
+    Limiter,
+    LostActor,
+    Prioritized,
+    Recency,
+    Remover,
+    Uniform,
+    WeightNorm,
+    WhenFull,
+)  # fmt: skip
 from replaysvc.ragged import RaggedArray
 from replaysvc.requests import (
     AtEnd,
@@ -31,9 +43,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AtEnd", "Batch", "ClientConfig", "DenseReward", "EpisodeRecord", "EpisodeUniform", "Episodes", "FieldSpec", "Fifo",
-    "Goal", "Her", "Lifo", "Limiter", "Precision", "Prioritized", "RaggedArray", "Recency", "Remover", "Sequences", "Signature",
-    "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig", "TableStats", "Terminated", "Transitions",
-    "Uniform", "UpdateCounts", "WeightNorm", "open",
+    "Goal", "Her", "Lifo", "Limiter", "LostActor", "Precision", "Prioritized", "RaggedArray", "Recency", "Remover",
+    "Sequences", "Signature", "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig", "TableStats",
+    "Terminated", "Transitions", "Uniform", "UpdateCounts", "WeightNorm", "WhenFull", "open",
 ]  # fmt: skip
 
 

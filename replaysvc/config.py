@@ -6,6 +6,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any
 
 from replaysvc.checks import NAME, check_number
@@ -13,10 +14,12 @@ from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.options import (
     MAX_SAMPLERS,
     Limiter,
+    LostActor,
     Prioritized,
     Remover,
     Sampler,
     Uniform,
+    WhenFull,
     sampler_from_json,
     sampler_to_json,
 )
@@ -36,6 +39,15 @@ def _settle_numbers(options: Any, bounds: Mapping[str, tuple[float, float]], *, 
             object.__setattr__(options, name, check_number(name, value, low, high, whole=whole))
 
 
+def _settle_choice(options: Any, name: str, kind: type[Enum]) -> None:
+    """Keeps a member of an enum, which may be given by its value."""
+    value = getattr(options, name)
+    try:
+        object.__setattr__(options, name, kind(value))
+    except ValueError:
+        raise SpecMismatchError(name, f"one of {[member.value for member in kind]}", repr(value)) from None
+
+
 def _default_samplers() -> dict[str, Sampler]:
     return {"uniform": Uniform(), "prioritized": Prioritized()}
 
@@ -53,6 +65,8 @@ class TableConfig:
     segment_bytes: bytes of one segment file; None: 1 GiB, or a hundredth of `capacity_bytes` if that is less (at least 64 MiB).
     samplers: the table's samplers by name. Several of one kind are independent: each prioritized one has its own priorities.
     limiter: when sampling and inserting wait for each other.
+    lease_s: seconds for which nothing may be heard of a writer before it counts as gone; clients say that they are alive,
+      however slow their environments. lost_actor: what then becomes of its open episodes.
     """
 
     capacity_steps: int | None = None
@@ -64,15 +78,15 @@ class TableConfig:
     segment_bytes: int | None = None
     samplers: Mapping[str, Sampler] = field(default_factory=_default_samplers)
     limiter: Limiter = Limiter()
+    lease_s: float = 120.0
+    lost_actor: LostActor = LostActor.TRUNCATE
 
     def __post_init__(self) -> None:
         sizes = {"capacity_steps": (1, 1 << 48), "capacity_bytes": (MiB, 1 << 50), "capacity_episodes": (1, 1 << 48)}
         _settle_numbers(self, sizes | {"chunk_steps": (1, 65_535), "segment_bytes": (MiB, 64 << 30)})
-        _settle_numbers(self, {"flush_interval_s": (0.001, 3600)}, whole=False)
-        try:
-            object.__setattr__(self, "remover", Remover(self.remover))
-        except ValueError:
-            raise SpecMismatchError("remover", f"one of {[r.value for r in Remover]}", repr(self.remover)) from None
+        _settle_numbers(self, {"flush_interval_s": (0.001, 3600), "lease_s": (1, 7 * 86_400)}, whole=False)
+        _settle_choice(self, "remover", Remover)
+        _settle_choice(self, "lost_actor", LostActor)
         self._check_samplers()
         if not isinstance(self.limiter, Limiter):
             raise SpecMismatchError("limiter", "a Limiter", repr(self.limiter))
@@ -98,7 +112,8 @@ class TableConfig:
         """Returns the plain form that `from_json` reads."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         samplers = {name: sampler_to_json(sampler) for name, sampler in self.samplers.items()}
-        return values | {"remover": self.remover.value, "samplers": samplers, "limiter": self.limiter.to_json()}
+        choices = {"remover": self.remover.value, "lost_actor": self.lost_actor.value}
+        return values | choices | {"samplers": samplers, "limiter": self.limiter.to_json()}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "TableConfig":
@@ -140,6 +155,9 @@ class StoreConfig:
     queue_bytes: bytes that may wait for a commit; beyond it, appends are refused with CapacityError, to be sent again.
     state_interval_s: what a table remembers besides its steps (priorities, queues, limiter counts) is saved so often, and when
       the store is closed.
+    disk_reserve_bytes: appends are refused with CapacityError while the file system has less free, so that what the store must
+      note besides always finds room.
+    scrub_bytes_per_s: how fast sealed segments are read again, round after round, to find damage early; 0: never.
     snapshot_dir: directory in which a server makes the snapshots that clients ask for; None: they may ask for none.
     """
 
@@ -149,11 +167,14 @@ class StoreConfig:
     commit_bytes: int = 32 * MiB
     queue_bytes: int = 256 * MiB
     state_interval_s: float = 5.0
+    disk_reserve_bytes: int = 256 * MiB
+    scrub_bytes_per_s: int = 10 * MiB
     snapshot_dir: str | None = None
 
     def __post_init__(self) -> None:
         caches = {"recent_cache_bytes": (MiB, 1 << 44), "faulted_cache_bytes": (MiB, 1 << 44)}
         _settle_numbers(self, caches | {"commit_bytes": (1 << 16, 1 << 30), "queue_bytes": (MiB, 1 << 36)})
+        _settle_numbers(self, {"disk_reserve_bytes": (0, 1 << 50), "scrub_bytes_per_s": (0, 1 << 40)})
         _settle_numbers(self, {"commit_interval_s": (0, 10), "state_interval_s": (0.01, 3600)}, whole=False)
         if self.snapshot_dir is not None and (not isinstance(self.snapshot_dir, str) or not self.snapshot_dir):
             raise SpecMismatchError("snapshot_dir", "the path of a directory, or None", repr(self.snapshot_dir))
@@ -165,7 +186,7 @@ class ClientConfig:
 
     reconnect_timeout_s: a call rides out a server that does not answer for this long before it raises UnavailableError.
     call_timeout_s: longest one attempt of a call may take.
-    buffer_bytes: encoded chunks that writers may hold unacknowledged; beyond it `append` waits (backpressure).
+    buffer_bytes: encoded chunks that writers may hold unacknowledged; beyond it `append` does as `when_full` says.
     append_bytes: most bytes of chunks in one append message.
     """
 
@@ -173,7 +194,9 @@ class ClientConfig:
     call_timeout_s: float = 30.0
     buffer_bytes: int = 64 * MiB
     append_bytes: int = 16 * MiB
+    when_full: WhenFull = WhenFull.BLOCK
 
     def __post_init__(self) -> None:
         _settle_numbers(self, {"buffer_bytes": (MiB, 1 << 36), "append_bytes": (1 << 10, MAX_MESSAGE_BYTES // 2)})
         _settle_numbers(self, {"reconnect_timeout_s": (0, 86_400), "call_timeout_s": (0.01, 3600)}, whole=False)
+        _settle_choice(self, "when_full", WhenFull)

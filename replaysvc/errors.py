@@ -7,10 +7,13 @@ ReplayError
   AlreadyExistsError         exists with other content           ALREADY_EXISTS       409
   NotReadyError              too little data to draw from        FAILED_PRECONDITION  409
   ConfigurationError         the table is not made for this      FAILED_PRECONDITION  409
+  WriterFencedError          lease ended, or a newer one writes  FAILED_PRECONDITION  409
   SequenceError              a writer session lost its place     ABORTED              409
   WaitTimeoutError           a wait ended at its deadline        DEADLINE_EXCEEDED    504
   CapacityError              disk, queue or message size full    RESOURCE_EXHAUSTED   507
     LimitedError             the limiter lets nobody insert now  RESOURCE_EXHAUSTED   507
+  UnauthenticatedError       no token, or one that is not known  UNAUTHENTICATED      401
+  PermissionDeniedError      the token's role may not do this    PERMISSION_DENIED    403
   UnavailableError           no server answers, or it shuts down UNAVAILABLE          503
   StorageError               our fault, or the disk's            INTERNAL             500
     ChunkCorruptError        key, reason                         DATA_LOSS            500
@@ -29,6 +32,7 @@ class ReplayError(Exception):
 
     grpc_status: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
+    retry_after_s: float | None = None  # how long the server asks to wait before the next attempt; None: no wish
 
     @property
     def name(self) -> str:
@@ -84,6 +88,13 @@ class ConfigurationError(ReplayError):
     http_status = 409
 
 
+class WriterFencedError(ReplayError):
+    """A writer may not go on: its lease ended and its open episodes were closed, or a newer writer of its actor took over."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
 class SequenceError(ReplayError):
     """A writer session sent a chunk out of order; the session must resume from `expected_sequence`."""
 
@@ -110,6 +121,20 @@ class LimitedError(CapacityError):
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 507
+
+
+class UnauthenticatedError(ReplayError):
+    """The server asks who calls, and got no token or certificate, or one that it does not know."""
+
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+
+
+class PermissionDeniedError(ReplayError):
+    """Who calls is known, and may not do this; the sentence names the role that may."""
+
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
 
 
 class UnavailableError(ReplayError):

@@ -117,6 +117,20 @@ def sampler_from_json(name: str, data: Any) -> Sampler:
     return sampler
 
 
+class LostActor(Enum):
+    """What becomes of the open episodes of a writer that is gone."""
+
+    TRUNCATE = "truncate"  # they end with their last stored step, as truncated, with `end_reason` "lost_actor"
+    KEEP_OPEN = "keep_open"
+
+
+class WhenFull(Enum):
+    """What `append` does while the client's buffer is full of chunks that the server has not acknowledged."""
+
+    BLOCK = "block"  # waits
+    RAISE = "raise"  # raises CapacityError at once; nothing of the step is taken
+
+
 class Remover(Enum):
     """What goes when a table is over its capacity. Steps of open episodes go too, when it is their turn."""
 

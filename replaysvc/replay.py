@@ -8,7 +8,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +25,7 @@ from replaysvc.keeper import Keeper
 from replaysvc.options import Limiter
 from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
-from replaysvc.storage import Store, TableStore
+from replaysvc.storage import Store, System, TableStore
 from replaysvc.table import Table, check_table
 from replaysvc.table.committer import Committer
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
@@ -38,24 +38,24 @@ class Replay:
     """A store directory, opened by this process alone. Thread-safe; a context manager that closes."""
 
     def __init__(
-        self, path: str | Path, config: StoreConfig | None = None, *, clock: Callable[[], float] = time.time,
+        self, path: str | Path, config: StoreConfig | None = None, *, system: System | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:  # fmt: skip
         """Opens the store at `path`, or makes one in a directory that is absent or empty.
 
-        `clock` gives seconds since 1970. `rng` makes the draws that have no seed of their own.
+        `system` is the clock and the file system. `rng` makes the draws that have no seed of their own.
 
         Raises:
           StoreLockedError, FormatVersionError, StorageError: the directory cannot be used; nothing in it was touched.
         """
         self.config = config or StoreConfig()
-        self._clock, self._rng = clock, rng or np.random.default_rng()
+        self._system, self._rng = system or System(), rng or np.random.default_rng()
         self._changing = (
             threading.Lock()
         )  # held by whoever makes, deletes or copies; before `_lock`, which is not held for long
         self._lock = threading.Lock()
-        self._store = Store(path, clock=clock)
-        self._committer = Committer(self.config, monotonic=time.monotonic)
+        self._store = Store(path, system=self._system)
+        self._committer = Committer(self.config, monotonic=self._system.monotonic)
         self._ticker = Ticker()
         self._keeper = Keeper(self._save_states, self.config.state_interval_s)
         self._tables: dict[str, Table] = {}
@@ -70,7 +70,7 @@ class Replay:
             raise
 
     def _load_table(self, store: TableStore, shares: tuple[int, int]) -> Table:
-        return Table(store, self._committer, shares, clock=self._clock, rng=self._rng.spawn(1)[0])
+        return Table(store, self._committer, shares, clock=self._system.time, rng=self._rng.spawn(1)[0])
 
     def _shares(self, tables: int) -> tuple[int, int]:
         count = max(1, tables)

@@ -87,7 +87,8 @@ class EpisodeRecord:
     """One stored episode, or as much of it as is committed.
 
     `length` counts steps from the episode's start; steps before `first_step` were removed for capacity. `return_` is the
-    undiscounted sum of rewards over all `length` steps. `closed` is False while more steps may come.
+    undiscounted sum of rewards over all `length` steps. `closed` is False while more steps may come. `end_reason` is
+    "lost_actor" where the service itself truncated the episode, since its writer was gone; else "".
     """
 
     episode_id: int
@@ -101,6 +102,7 @@ class EpisodeRecord:
     policy_version: int
     started_at_s: float
     metadata: Mapping[str, Any]
+    end_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,10 @@ class TableStats:
     disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
     were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table.
     waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
-    and the items sampled so far. queues: how much each queue that is in use can hand out now.
+    and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
+    episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were
+    set aside as damaged. scrubbed_bytes_total counts bytes of chunks that were read only to check them. fault says why the
+    table takes no appends until the service is started again, "" if it does.
     """
 
     name: str
@@ -144,6 +149,11 @@ class TableStats:
     waiting_for: str
     limiter: Mapping[str, Any]
     queues: Mapping[str, int]
+    lost_actor_episodes_total: int = 0
+    quarantined_chunks: int = 0
+    quarantined_segments: int = 0
+    scrubbed_bytes_total: int = 0
+    fault: str = ""
 
 
 class UpdateCounts(NamedTuple):

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, Filesystem, Store
+from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, Store, System
 from tests.chunk_builders import encode, one_column
 
 SESSION = b"session-00000001"
@@ -51,13 +51,15 @@ def append_each(table, start, stop, *, size=BIG):
         append(table, k, k + 1, size=size)
 
 
-def open_store(path, filesystem=None, clock=lambda: NOW):
-    return Store(path, clock=clock, filesystem=filesystem)
+def open_store(path, system=None, clock=lambda: NOW):
+    system = system or System()
+    system.time = clock
+    return Store(path, system=system)
 
 
-def make_table(path, *, segment_bytes=SMALL_SEGMENT, filesystem=None, clock=lambda: NOW):
+def make_table(path, *, segment_bytes=SMALL_SEGMENT, system=None, clock=lambda: NOW):
     """Returns a new store with one loaded table `t`, and the table."""
-    store = open_store(path, filesystem, clock)
+    store = open_store(path, system, clock)
     table = store.create_table("t", {"about": "a test"}, segment_bytes=segment_bytes)
     table.load()
     return store, table
@@ -80,14 +82,14 @@ def segments(path):
     return sorted((path / "tables" / "t").glob("seg-*"))
 
 
-def reopen(path, filesystem=None):
+def reopen(path, system=None):
     """Returns the store, its table `t`, and what that loaded."""
-    store = open_store(path, filesystem)
+    store = open_store(path, system)
     table = store.tables()["t"]
     return store, table, table.load()
 
 
-class Troubled(Filesystem):
+class Troubled(System):
     """Raises `error` wherever `name` of a call's target path, or of a crash point, is met, while it is set."""
 
     error = None

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from replaysvc.errors import StorageError
-from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import EpisodeEntry
 from replaysvc.storage.segment import Segment
+from replaysvc.storage.system import System
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 class Chain:
     """Open segments. Reading is thread-safe; changes belong to one thread."""
 
-    def __init__(self, name: str, trash: Path, filesystem: Filesystem) -> None:
-        self._name, self._trash, self._filesystem = name, trash, filesystem
+    def __init__(self, name: str, trash: Path, system: System) -> None:
+        self._name, self._trash, self._system = name, trash, system
         self._lock = threading.Lock()
         self._segments: list[Segment] = []
         self._first_ids = np.empty(0, np.int64)
@@ -98,12 +98,12 @@ class Chain:
 
     def discard(self, path: Path) -> int:
         """Removes a segment that is out of use; returns the bytes that it took."""
-        self._filesystem.crashpoint("remove.before_rename")
+        self._system.crashpoint("remove.before_rename")
         target, size = self._trash / f"{self._name}-{path.name}", _allocated(path)
         try:
-            self._filesystem.rename(path, target)
-            self._filesystem.crashpoint("remove.after_rename")
-            self._filesystem.remove_tree(target)
+            self._system.rename(path, target)
+            self._system.crashpoint("remove.after_rename")
+            self._system.remove_tree(target)
         except OSError as error:  # what was appended is durable whatever becomes of old files; a restart tries again
             log.error("segment %s could not be removed: %s", path, error)
             self.remains |= path.exists()

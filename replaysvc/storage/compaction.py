@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import NEXT_IDS
 from replaysvc.storage.segment import Segment
+from replaysvc.storage.system import System
 from replaysvc.types import Array
 
 BATCH_BYTES = 16 << 20  # of chunks that one transaction writes
@@ -46,7 +46,7 @@ def make_plan(segments: Sequence[Segment], live: Array, skip: Callable[[Segment]
     return chosen
 
 
-def build_compacted(source: Segment, plan: Plan, build: Path, filesystem: Filesystem, segment_bytes: int) -> int:
+def build_compacted(source: Segment, plan: Plan, build: Path, system: System, segment_bytes: int) -> int:
     """Writes a segment at `build` with the live chunks of `source`, their records, and the marks of its sessions; sealed.
 
     Returns the oldest episode in it.
@@ -57,7 +57,7 @@ def build_compacted(source: Segment, plan: Plan, build: Path, filesystem: Filesy
     index, _ = source.load_index()
     index = index[np.isin(index["chunk_id"], plan.live)]
     entries = {entry.episode_id: entry for entry in source.load_episodes()[0]}
-    segment = Segment.create_unnamed(build, filesystem, segment_bytes, source.meta, source.load_sessions()[0])
+    segment = Segment.create_unnamed(build, system, segment_bytes, source.meta, source.load_sessions()[0])
     try:
         for part in _batches(index):
             chunks = source.read(part["chunk_id"].tolist())

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from replaysvc.errors import ChunkCorruptError
-from replaysvc.storage.filesystem import Filesystem, disk_error
 from replaysvc.storage.state import pack_file, unpack_file
+from replaysvc.storage.system import System, disk_error
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ COPIES = ("deleted", "deleted.bak")
 class Deletions:
     """The deleted episodes of one table. For one thread at a time."""
 
-    def __init__(self, table: Path, scratch: Path, filesystem: Filesystem, raise_format: Callable[[], None]) -> None:
-        self._path, self._scratch, self._filesystem = table, scratch, filesystem
+    def __init__(self, table: Path, scratch: Path, system: System, raise_format: Callable[[], None]) -> None:
+        self._path, self._scratch, self._system = table, scratch, system
         self._raise_format = raise_format
         self.ids: Array = np.empty(0, np.int64)
 
@@ -67,13 +67,13 @@ class Deletions:
         content = pack_file(MAGIC, ids.astype("<i8").tobytes())
         try:
             for temporary in temporaries:
-                self._filesystem.write_file(temporary, content)
-            self._filesystem.crashpoint("deletion.written")
-            self._filesystem.replace(temporaries[0], self._path / COPIES[0])
-            self._filesystem.crashpoint("deletion.renamed")
-            self._filesystem.replace(temporaries[1], self._path / COPIES[1])
-            self._filesystem.fsync_directory(self._path)
-            self._filesystem.crashpoint("deletion.copied")
+                self._system.write_file(temporary, content)
+            self._system.crashpoint("deletion.written")
+            self._system.replace(temporaries[0], self._path / COPIES[0])
+            self._system.crashpoint("deletion.renamed")
+            self._system.replace(temporaries[1], self._path / COPIES[1])
+            self._system.fsync_directory(self._path)
+            self._system.crashpoint("deletion.copied")
         except OSError:
             for temporary in temporaries:
                 with suppress(OSError):

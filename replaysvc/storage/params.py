@@ -5,8 +5,8 @@ from pathlib import Path
 
 from replaysvc.codec import checksum
 from replaysvc.errors import AlreadyExistsError, ChunkCorruptError
-from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import CHECKSUM
+from replaysvc.storage.system import System
 
 HEADER = struct.Struct("<4sqQQ")
 MAGIC = b"RPP1"
@@ -16,8 +16,8 @@ _DAMAGED = (1 << 63) - 1  # stands for the version of a file that is no paramete
 class ParamsStore:
     """The newest version of each parameter set. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, path: Path, scratch: Path, filesystem: Filesystem) -> None:
-        self._path, self._scratch, self._filesystem = path, scratch, filesystem
+    def __init__(self, path: Path, scratch: Path, system: System) -> None:
+        self._path, self._scratch, self._system = path, scratch, system
         self.versions: dict[str, int] = {}
         for file in sorted(path.iterdir()):
             with file.open("rb") as stream:
@@ -38,10 +38,10 @@ class ParamsStore:
             raise AlreadyExistsError(f"params {name}: expected a version above {stored}, found {version}")
         temporary = self._scratch / f"params-{name}"
         head = HEADER.pack(MAGIC, version, len(data), 0)[: -CHECKSUM.size]
-        self._filesystem.write_file(temporary, head + CHECKSUM.pack(checksum(head, data)) + data)
-        self._filesystem.crashpoint("params.written")
-        self._filesystem.rename(temporary, self._path / name)
-        self._filesystem.crashpoint("params.renamed")
+        self._system.write_file(temporary, head + CHECKSUM.pack(checksum(head, data)) + data)
+        self._system.crashpoint("params.written")
+        self._system.rename(temporary, self._path / name)
+        self._system.crashpoint("params.renamed")
         self.versions[name] = version
 
     def get(self, name: str) -> tuple[int, bytes] | None:

@@ -14,7 +14,6 @@ import lmdb
 
 from replaysvc.codec import steps_of
 from replaysvc.errors import CapacityError, ChunkCorruptError, FormatVersionError, ReplayError, StorageError
-from replaysvc.storage.filesystem import DISK_FULL, Filesystem
 from replaysvc.storage.records import (
     KEY,
     EpisodeEntry,
@@ -27,6 +26,7 @@ from replaysvc.storage.records import (
     unpack_meta,
     unpack_session,
 )
+from replaysvc.storage.system import DISK_FULL, System
 from replaysvc.types import Array
 
 MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
@@ -48,13 +48,13 @@ Marks = Mapping[bytes, tuple[int, float]]
 class Segment:
     """An open segment. Reading is thread-safe; `append` and `seal` belong to one thread."""
 
-    def __init__(self, path: Path, filesystem: Filesystem, segment_bytes: int) -> None:
+    def __init__(self, path: Path, system: System, segment_bytes: int) -> None:
         """Opens the segment at `path`, for appending unless it is sealed.
 
         Raises:
           ChunkCorruptError: it is damaged. FormatVersionError: of a newer format. StorageError: it cannot be opened now.
         """
-        self.path, self._filesystem, self._map_size = path, filesystem, segment_bytes + ROOM
+        self.path, self._system, self._map_size = path, system, segment_bytes + ROOM
         self._full_bytes = segment_bytes
         self._changed = threading.Condition()
         self._pins = 0
@@ -81,34 +81,34 @@ class Segment:
 
     @staticmethod
     def create(
-        path: Path, scratch: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
+        path: Path, scratch: Path, system: System, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
     ) -> "Segment":
         """Builds a segment in `scratch`, durable before it gets its name, and returns it open."""
         build = scratch / path.name
-        with _translated(scratch, filesystem, build / "data.mdb"):
+        with _translated(scratch, system, build / "data.mdb"):
             if path.exists():  # an earlier attempt failed after the rename: it is whole, and empty
-                filesystem.fsync_directory(path.parent)
-                return Segment(path, filesystem, segment_bytes)
-            _build(build, filesystem, segment_bytes, meta, sessions)
-            filesystem.crashpoint("segment.built")
-            filesystem.rename(build, path)
-            filesystem.crashpoint("segment.renamed")
-        return Segment(path, filesystem, segment_bytes)
+                system.fsync_directory(path.parent)
+                return Segment(path, system, segment_bytes)
+            _build(build, system, segment_bytes, meta, sessions)
+            system.crashpoint("segment.built")
+            system.rename(build, path)
+            system.crashpoint("segment.renamed")
+        return Segment(path, system, segment_bytes)
 
     @staticmethod
     def create_unnamed(
-        path: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
+        path: Path, system: System, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
     ) -> "Segment":
         """Builds a segment in place and returns it open; whoever asked for it gives it its name when it is complete."""
-        with _translated(path.parent, filesystem, path / "data.mdb"):
-            _build(path, filesystem, segment_bytes, meta, sessions)
-        return Segment(path, filesystem, segment_bytes)
+        with _translated(path.parent, system, path / "data.mdb"):
+            _build(path, system, segment_bytes, meta, sessions)
+        return Segment(path, system, segment_bytes)
 
     def _open(self, *, readonly: bool) -> None:
-        with _translated(self.path, self._filesystem, reading=True):
+        with _translated(self.path, self._system, reading=True):
             if not (self.path / "data.mdb").stat().st_size:
                 raise ChunkCorruptError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
-            self._environment = _environment(self.path, self._map_size, self._filesystem, readonly=readonly)
+            self._environment = _environment(self.path, self._map_size, self._system, readonly=readonly)
             try:
                 # a read past the end of a torn file would be a SIGBUS, not an exception
                 wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
@@ -129,7 +129,7 @@ class Segment:
     @property
     def used_bytes(self) -> int:
         """Returns the bytes of pages in use."""
-        with self._pinned(), _translated(self.path, self._filesystem):
+        with self._pinned(), _translated(self.path, self._system):
             return int((self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     @property
@@ -148,7 +148,7 @@ class Segment:
             raise StorageError(f"segment {self.path}: {failed}")
         databases = self._databases
         try:
-            with self._pinned(), _translated(self.path, self._filesystem):  # a table may be deleted under the commit
+            with self._pinned(), _translated(self.path, self._system):  # a table may be deleted under the commit
                 with self._environment.begin(write=True) as transaction:
                     for record, chunk, chunk_id in zip(pack_index(index), chunks, index["chunk_id"].tolist(), strict=True):
                         key = KEY.pack(chunk_id)
@@ -161,8 +161,8 @@ class Segment:
                         transaction.put(KEY.pack(entry.episode_id), pack_episode(entry), db=databases[b"episodes"])
                     for session_id, (last_sequence, at_s) in sessions.items():
                         transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
-                    self._filesystem.crashpoint("append.before_commit")
-                self._filesystem.crashpoint("append.after_commit")
+                    self._system.crashpoint("append.before_commit")
+                self._system.crashpoint("append.after_commit")
             self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
         except CapacityError:
             raise  # the old snapshot is whole, and space may come back
@@ -172,10 +172,10 @@ class Segment:
 
     def seal(self, footer: Mapping[str, Any]) -> None:
         """Ends appending: writes the footer and reopens read only, when no reader is inside."""
-        self._filesystem.crashpoint("seal.before_footer")
-        with _translated(self.path, self._filesystem), self._environment.begin(write=True) as transaction:
+        self._system.crashpoint("seal.before_footer")
+        with _translated(self.path, self._system), self._environment.begin(write=True) as transaction:
             transaction.put(b"footer", pack_meta(footer), db=self._databases[b"meta"])
-        self._filesystem.crashpoint("seal.after_footer")
+        self._system.crashpoint("seal.after_footer")
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: self._pins == 0)
@@ -186,7 +186,7 @@ class Segment:
             finally:
                 self._closing = False
                 self._changed.notify_all()
-        self._filesystem.crashpoint("seal.reopened")
+        self._system.crashpoint("seal.reopened")
 
     def read(self, chunk_ids: Sequence[int]) -> list[bytes | None]:
         """Returns the chunks' bytes, None for one that is not here."""
@@ -225,14 +225,14 @@ class Segment:
           CapacityError: no space there. StorageError: any other failure.
         """
         target = directory / "data.mdb"
-        with self._pinned(), _translated(directory, self._filesystem, target):
+        with self._pinned(), _translated(directory, self._system, target):
             if self.sealed:
-                self._filesystem.link(self.path / "data.mdb", target)
+                self._system.link(self.path / "data.mdb", target)
             else:
                 self._environment.copy(str(directory))  # LMDB's own: as of the last commit
                 target.chmod(0o600)
-                self._filesystem.fsync_file(target)
-            self._filesystem.fsync_directory(directory)
+                self._system.fsync_file(target)
+            self._system.fsync_directory(directory)
 
     def load_episodes(self) -> tuple[list[EpisodeEntry], int]:
         """Returns the episode entries and how many damaged ones were left out."""
@@ -267,7 +267,7 @@ class Segment:
         """Yields a short read transaction on a database; what it gives as buffers must not leave it."""
         with (
             self._pinned(),
-            _translated(self.path, self._filesystem, reading=True),
+            _translated(self.path, self._system, reading=True),
             self._environment.begin(db=self._databases[name], buffers=buffers) as transaction,
         ):
             yield transaction
@@ -291,12 +291,12 @@ class Segment:
             self._environment.close()
 
 
-def _build(path: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks) -> None:
+def _build(path: Path, system: System, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks) -> None:
     """Makes a segment without chunks at `path`, durably, in place of what an earlier attempt left there."""
     if path.exists():
-        filesystem.remove_tree(path)
+        system.remove_tree(path)
     path.mkdir(mode=0o700)
-    environment = _environment(path, segment_bytes + ROOM, filesystem, readonly=False)
+    environment = _environment(path, segment_bytes + ROOM, system, readonly=False)
     try:
         with environment.begin(write=True) as transaction:
             databases = {name: environment.open_db(name, transaction) for name in _NAMES}
@@ -306,13 +306,13 @@ def _build(path: Path, filesystem: Filesystem, segment_bytes: int, meta: Mapping
         environment.sync(True)
     finally:
         environment.close()
-    filesystem.fsync_directory(path)
+    system.fsync_directory(path)
 
 
-def _environment(path: Path, map_size: int, filesystem: Filesystem, *, readonly: bool) -> Any:
+def _environment(path: Path, map_size: int, system: System, *, readonly: bool) -> Any:
     if not readonly:
         # LMDB writes to this file through memory; where the disk had no place for that, the process would die of SIGBUS
-        filesystem.reserve(path / "lock.mdb", _LOCK_BYTES)
+        system.reserve(path / "lock.mdb", _LOCK_BYTES)
     return lmdb.open(
         str(path), map_size=map_size, max_dbs=len(_NAMES), max_readers=_MAX_READERS, readonly=readonly, lock=not readonly,
         lib_version=0, mode=0o600, max_spare_txns=8,
@@ -320,7 +320,7 @@ def _environment(path: Path, map_size: int, filesystem: Filesystem, *, readonly:
 
 
 @contextmanager
-def _translated(path: Path, filesystem: Filesystem, written: Path | None = None, *, reading: bool = False) -> Iterator[None]:
+def _translated(path: Path, system: System, written: Path | None = None, *, reading: bool = False) -> Iterator[None]:
     """Turns failures of LMDB and of the file system into errors of this project.
 
     `written` is the file that is written to, if not the segment's own. `reading` tells what is damaged from what merely
@@ -333,8 +333,8 @@ def _translated(path: Path, filesystem: Filesystem, written: Path | None = None,
         full = full or any(word in str(error) for word in ("No space left", "File too large", "quota"))
         # where the disk takes only part of a write, LMDB says EIO, as if the disk were broken
         broken = "Input/output error" in str(error)
-        if full or (broken and not reading and not filesystem.can_grow(written or path / "data.mdb")):
-            free = filesystem.free_bytes(path)
+        if full or (broken and not reading and not system.can_grow(written or path / "data.mdb")):
+            free = system.free_bytes(path)
             raise CapacityError(f"store {path}: the disk is full ({error}); free {free} bytes") from error
         damaged = broken or isinstance(error, (*_DAMAGED, FileNotFoundError))
         raise (ChunkCorruptError if reading and damaged else StorageError)(f"store {path}: {error}") from error

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from replaysvc.errors import ReplayError, StorageError
-from replaysvc.storage.filesystem import Filesystem, disk_error
 from replaysvc.storage.state import checked
+from replaysvc.storage.system import System, disk_error
 from replaysvc.storage.table_store import TableStore
 
 DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
@@ -19,7 +19,7 @@ def write_snapshot(
     tables: Mapping[str, TableStore],
     target: Path,
     states: Mapping[str, Mapping[str, bytes]],
-    filesystem: Filesystem,
+    system: System,
 ) -> None:
     """Copies a store to `target`; see Store.snapshot."""
     made: list[Path] = []
@@ -31,17 +31,17 @@ def write_snapshot(
         made = [parent for parent in target.parents if not parent.exists()]
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for parent in made:
-            filesystem.fsync_directory(parent.parent)
+            system.fsync_directory(parent.parent)
         build.mkdir(mode=0o700)
-        filesystem.crashpoint("snapshot.begun")
-        _fill(store, tables, build, states, filesystem)
-        filesystem.crashpoint("snapshot.built")
-        filesystem.rename(build, target)
-        filesystem.crashpoint("snapshot.renamed")
+        system.crashpoint("snapshot.begun")
+        _fill(store, tables, build, states, system)
+        system.crashpoint("snapshot.built")
+        system.rename(build, target)
+        system.crashpoint("snapshot.renamed")
     except (OSError, ReplayError) as error:
         with suppress(OSError):
             if build.exists():
-                filesystem.remove_tree(build)
+                system.remove_tree(build)
             for parent in made:
                 parent.rmdir()
         if isinstance(error, OSError):
@@ -64,14 +64,14 @@ def _fill(
     tables: Mapping[str, TableStore],
     build: Path,
     states: Mapping[str, Mapping[str, bytes]],
-    filesystem: Filesystem,
+    system: System,
 ) -> None:
     for name in DIRECTORIES:
         (build / name).mkdir(mode=0o700)
     for file in sorted((store / "params").iterdir()):
-        filesystem.link(file, build / "params" / file.name)
+        system.link(file, build / "params" / file.name)
     for name, table in sorted(tables.items()):
         table.copy_to(build / "tables" / name, states.get(name, {}))
-    filesystem.copy(store / "FORMAT", build / "FORMAT")
+    system.copy(store / "FORMAT", build / "FORMAT")
     for directory in (build / "params", build / "tables", build):
-        filesystem.fsync_directory(directory)
+        system.fsync_directory(directory)

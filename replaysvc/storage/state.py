@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from replaysvc.codec import checksum
-from replaysvc.storage.filesystem import Filesystem, disk_error
 from replaysvc.storage.records import CHECKSUM
+from replaysvc.storage.system import System, disk_error
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ def unpack_file(magic: bytes, content: bytes) -> bytes | None:
     return data if good else None
 
 
-def write_state_files(directory: Path, states: Mapping[str, bytes], filesystem: Filesystem) -> None:
+def write_state_files(directory: Path, states: Mapping[str, bytes], system: System) -> None:
     """Writes state files into a new directory, durably but for the directory's own entry."""
     directory.mkdir(mode=0o700)
     for name, data in states.items():
-        filesystem.write_file(directory / checked(name), pack_file(STATE_MAGIC, data))
-    filesystem.fsync_directory(directory)
+        system.write_file(directory / checked(name), pack_file(STATE_MAGIC, data))
+    system.fsync_directory(directory)
 
 
 def checked(name: str) -> str:
@@ -56,8 +56,8 @@ class StateFiles:
     Writing and dropping is for one thread at a time.
     """
 
-    def __init__(self, table: Path, scratch: Path, filesystem: Filesystem) -> None:
-        self._path, self._filesystem = table / "state", filesystem
+    def __init__(self, table: Path, scratch: Path, system: System) -> None:
+        self._path, self._system = table / "state", system
         self._scratch = scratch / f"state-{table.name}"
 
     def write(self, states: Mapping[str, bytes]) -> None:
@@ -68,14 +68,14 @@ class StateFiles:
         try:
             if not self._path.exists():
                 self._path.mkdir(mode=0o700)
-                self._filesystem.fsync_directory(self._path.parent)
+                self._system.fsync_directory(self._path.parent)
             for name, data in states.items():
-                self._filesystem.write_file(temporaries[name], pack_file(STATE_MAGIC, data))
-            self._filesystem.crashpoint("state.written")
+                self._system.write_file(temporaries[name], pack_file(STATE_MAGIC, data))
+            self._system.crashpoint("state.written")
             for name, temporary in temporaries.items():
-                self._filesystem.replace(temporary, self._path / name)
-                self._filesystem.crashpoint("state.renamed")
-            self._filesystem.fsync_directory(self._path)
+                self._system.replace(temporary, self._path / name)
+                self._system.crashpoint("state.renamed")
+            self._system.fsync_directory(self._path)
         except OSError as error:
             for temporary in temporaries.values():
                 with suppress(OSError):
@@ -110,7 +110,7 @@ class StateFiles:
         """Removes a file, durably, if it is there. Raises StorageError."""
         try:
             (self._path / checked(name)).unlink()
-            self._filesystem.fsync_directory(self._path)
+            self._system.fsync_directory(self._path)
         except FileNotFoundError:
             pass
         except OSError as error:

@@ -9,14 +9,14 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from replaysvc.errors import FormatVersionError, StorageError, StoreLockedError
-from replaysvc.storage.filesystem import Filesystem, disk_error, refuse_remote
 from replaysvc.storage.params import ParamsStore
 from replaysvc.storage.snapshot import DIRECTORIES, write_snapshot
+from replaysvc.storage.system import System, disk_error, refuse_remote
 from replaysvc.storage.table_store import TableStore
 
 _BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
@@ -27,7 +27,7 @@ FORMAT = 2  # with lists of deleted episodes and compacted segments, which a rel
 class Store:
     """An open store. Making and deleting tables and putting parameters is for one thread at a time."""
 
-    def __init__(self, path: str | Path, *, clock: Callable[[], float], filesystem: Filesystem | None = None) -> None:
+    def __init__(self, path: str | Path, *, system: System | None = None) -> None:
         """Opens the store at `path`; makes one if the directory is absent or empty.
 
         Raises:
@@ -35,8 +35,7 @@ class Store:
             writable, or on a network file system. Nothing in the directory was touched then.
         """
         self.path = Path(path).absolute()
-        self._filesystem = filesystem or Filesystem()
-        self._clock = clock
+        self._system = system or System()
         self._lock_handle = -1
         self._format: dict[str, Any] = {}
         self._format_lock = threading.Lock()
@@ -46,9 +45,9 @@ class Store:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("tmp", "trash"):
                 for leftover in (self.path / name).iterdir():
-                    self._filesystem.remove_tree(leftover)
-            self._filesystem.fsync_directory(self.path)
-            self._params = ParamsStore(self.path / "params", self.path / "tmp", self._filesystem)
+                    self._system.remove_tree(leftover)
+            self._system.fsync_directory(self.path)
+            self._params = ParamsStore(self.path / "params", self.path / "tmp", self._system)
             self._tables = {path.name: self._open_table(path) for path in sorted((self.path / "tables").iterdir())}
         except OSError as error:
             self._unlock()
@@ -74,26 +73,26 @@ class Store:
             made = [self.path, *(parent for parent in self.path.parents if not parent.exists())]
             self.path.mkdir(mode=0o700, parents=True)
             for path in made:
-                self._filesystem.fsync_directory(path.parent)
+                self._system.fsync_directory(path.parent)
         self._lock_handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StoreLockedError(f"store {self.path}: another process has it open") from None
-        self._filesystem.crashpoint("store.locked")
+        self._system.crashpoint("store.locked")
         marker = self.path / "FORMAT"
         if not marker.exists():
             self._format = {"format": FIRST_FORMAT, "min_reader": FIRST_FORMAT, "created_by": "replaysvc 0.1.0"}
             self._format["uuid"] = str(uuid.uuid4())
             temporary = self.path / "FORMAT.tmp"
-            self._filesystem.write_file(temporary, json.dumps(self._format).encode())
-            self._filesystem.rename(temporary, marker)
+            self._system.write_file(temporary, json.dumps(self._format).encode())
+            self._system.rename(temporary, marker)
 
     def _open_table(self, path: Path) -> TableStore:
         scratch, trash, quarantine = (self.path / name for name in ("tmp", "trash", "quarantine"))
         try:
             return TableStore(
-                path, scratch, trash, quarantine, self._filesystem, clock=self._clock, raise_format=self._raise_format
+                path, scratch, trash, quarantine, self._system, raise_format=self._raise_format
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"store {self.path}: the description of table {path.name} cannot be read: {error!r}") from error
@@ -105,10 +104,10 @@ class Store:
             if int(self._format["min_reader"]) >= FORMAT:
                 return
             content = self._format | {"format": max(FORMAT, int(self._format["format"])), "min_reader": FORMAT}
-            self._filesystem.write_file(temporary, json.dumps(content).encode())
-            self._filesystem.crashpoint("format.written")
-            self._filesystem.rename(temporary, marker)
-            self._filesystem.crashpoint("format.renamed")
+            self._system.write_file(temporary, json.dumps(content).encode())
+            self._system.crashpoint("format.written")
+            self._system.rename(temporary, marker)
+            self._system.crashpoint("format.renamed")
             self._format = content
 
     def tables(self) -> dict[str, TableStore]:
@@ -125,13 +124,13 @@ class Store:
         content = {"name": name, "uuid": str(uuid.uuid4()), "segment_bytes": segment_bytes, "description": description}
         try:
             if build.exists():
-                self._filesystem.remove_tree(build)
+                self._system.remove_tree(build)
             build.mkdir(mode=0o700)
-            self._filesystem.write_file(build / "table.json", json.dumps(content).encode())
-            self._filesystem.fsync_directory(build)
-            self._filesystem.crashpoint("table.built")
-            self._filesystem.rename(build, target)
-            self._filesystem.crashpoint("table.renamed")
+            self._system.write_file(build / "table.json", json.dumps(content).encode())
+            self._system.fsync_directory(build)
+            self._system.crashpoint("table.built")
+            self._system.rename(build, target)
+            self._system.crashpoint("table.renamed")
         except OSError as error:
             raise disk_error(self.path, error) from error
         self._tables[name] = self._open_table(target)
@@ -143,9 +142,9 @@ class Store:
         table.close()
         target = self.path / "trash" / f"{name}-{uuid.uuid4()}"
         try:
-            self._filesystem.rename(self.path / "tables" / name, target)
-            self._filesystem.crashpoint("table.deleted")
-            self._filesystem.remove_tree(target)
+            self._system.rename(self.path / "tables" / name, target)
+            self._system.crashpoint("table.deleted")
+            self._system.remove_tree(target)
         except OSError as error:
             raise disk_error(self.path, error) from error
 
@@ -177,7 +176,7 @@ class Store:
         Raises:
           CapacityError: no space, nothing is left behind. StorageError: `target` holds something, or any other failure.
         """
-        write_snapshot(self.path, self._tables, Path(target).absolute(), states, self._filesystem)
+        write_snapshot(self.path, self._tables, Path(target).absolute(), states, self._system)
 
     def close(self) -> None:
         """Closes all tables and gives the directory free."""

@@ -15,10 +15,10 @@ from replaysvc.errors import ChunkCorruptError, ReplayError, StorageError
 from replaysvc.storage.chain import Chain
 from replaysvc.storage.compaction import Plan, build_compacted, make_plan
 from replaysvc.storage.deletions import COPIES, Deletions
-from replaysvc.storage.filesystem import Filesystem
 from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS, EpisodeEntry
 from replaysvc.storage.segment import FORMAT, NO_EPISODE, ROOM, Segment
 from replaysvc.storage.state import StateFiles, write_state_files
+from replaysvc.storage.system import System
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,8 @@ class TableStore:
         scratch: Path,
         trash: Path,
         quarantine: Path,
-        filesystem: Filesystem,
+        system: System,
         *,
-        clock: Callable[[], float],
         raise_format: Callable[[], None],
     ) -> None:
         description = json.loads((path / "table.json").read_bytes())
@@ -67,13 +66,13 @@ class TableStore:
         self._uuid: str = description["uuid"]
         self._segment_bytes: int = description["segment_bytes"]
         self._path, self._scratch, self._quarantine = path, scratch, quarantine
-        self._filesystem, self._clock = filesystem, clock
-        self._chain = Chain(self.name, trash, filesystem)
+        self._system = system
+        self._chain = Chain(self.name, trash, system)
         self._open_episodes: dict[int, EpisodeEntry] = {}
         self._in_active: set[int] = set()  # open episodes whose entry the active segment holds
         self._sessions: dict[bytes, tuple[int, float]] = {}
-        self._states = StateFiles(path, scratch, filesystem)
-        self._deletions = Deletions(path, scratch, filesystem, raise_format)
+        self._states = StateFiles(path, scratch, system)
+        self._deletions = Deletions(path, scratch, system, raise_format)
         self._raise_format = raise_format
         self._loaded = False
         self._not_compactable: set[Path] = set()
@@ -158,7 +157,7 @@ class TableStore:
 
     def _load_segment(self, path: Path) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]]:
         """Opens a segment and takes it into the chain; returns its index, episodes and sessions."""
-        segment = Segment(path, self._filesystem, self._segment_bytes)
+        segment = Segment(path, self._system, self._segment_bytes)
         try:
             if segment.meta["table"] != self._uuid:
                 raise ChunkCorruptError(f"segment {path}: it belongs to another table")
@@ -199,7 +198,7 @@ class TableStore:
         while target.exists():  # a table of the same name was there before
             target = target.with_name(f"{target.name}-again")
         log.error("segment %s cannot be used and is moved to %s: %s", path, target, error)
-        self._filesystem.rename(path, target)
+        self._system.rename(path, target)
 
     def append(
         self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]
@@ -209,7 +208,7 @@ class TableStore:
         Raises:
           CapacityError: the disk is full; may succeed later. StorageError: any other failure.
         """
-        now = self._clock()
+        now = self._system.time()
         marks = {session_id: (sequence, now) for session_id, sequence in sessions.items()}
         segment = self._active()
         new = {entry.episode_id: entry for entry in episodes}
@@ -236,13 +235,13 @@ class TableStore:
             active.seal(self._next)
         meta = {"format": FORMAT, "table": self._uuid, **self._next}
         path = self._path / f"seg-{self._next['first_chunk_id']:020d}"
-        segment = Segment.create(path, self._scratch, self._filesystem, self._segment_bytes, meta, self._recent_sessions())
+        segment = Segment.create(path, self._scratch, self._system, self._segment_bytes, meta, self._recent_sessions())
         self._chain.replace([], [segment])
         self._in_active = set()
         return segment
 
     def _recent_sessions(self) -> dict[bytes, tuple[int, float]]:
-        oldest = self._clock() - _SESSION_AGE_S
+        oldest = self._system.time() - _SESSION_AGE_S
         recent = [item for item in self._sessions.items() if item[1][1] >= oldest]
         self._sessions = dict(sorted(recent, key=lambda item: item[1][1])[-MAX_SESSIONS:])
         return self._sessions
@@ -281,18 +280,18 @@ class TableStore:
         build = self._scratch / f"{self.name}-{target.name}"
         try:
             self._raise_format()
-            oldest = build_compacted(old, plan, build, self._filesystem, self._segment_bytes)
-            self._filesystem.crashpoint("compact.built")
-            self._filesystem.rename(build, target)
-            self._filesystem.crashpoint("compact.renamed")
-            new = Segment(target, self._filesystem, self._segment_bytes)
+            oldest = build_compacted(old, plan, build, self._system, self._segment_bytes)
+            self._system.crashpoint("compact.built")
+            self._system.rename(build, target)
+            self._system.crashpoint("compact.renamed")
+            new = Segment(target, self._system, self._segment_bytes)
         except (OSError, ReplayError) as error:
             log.error("segment %s could not be compacted: %s", old.path, error)
             if isinstance(error, ChunkCorruptError):
                 self._not_compactable.add(old.path)
             self._chain.remains |= target.exists()
             with contextlib.suppress(OSError):
-                self._filesystem.remove_tree(build)
+                self._system.remove_tree(build)
             return 0
         new.oldest_episode = oldest
         return self._chain.replace([old], [new]) - new.used_bytes
@@ -338,13 +337,13 @@ class TableStore:
         target.mkdir(mode=0o700)
         for name in ("table.json", *COPIES):
             if (self._path / name).exists():
-                self._filesystem.copy(self._path / name, target / name)
+                self._system.copy(self._path / name, target / name)
         for segment in self._chain.segments:
             directory = target / segment.path.name
             directory.mkdir(mode=0o700)
             segment.copy_to(directory)
-        write_state_files(target / "state", states, self._filesystem)
-        self._filesystem.fsync_directory(target)
+        write_state_files(target / "state", states, self._system)
+        self._system.fsync_directory(target)
 
     def close(self) -> None:
         """Closes all segments."""

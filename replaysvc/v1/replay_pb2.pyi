@@ -108,12 +108,16 @@ class DeleteTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("table", "session_id")
+    __slots__ = ("table", "session_id", "actor", "epoch")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ...) -> None: ...
+    actor: str
+    epoch: int
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -130,18 +134,20 @@ class AppendChunk(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("table", "session_id", "actor", "chunks", "urgent")
+    __slots__ = ("table", "session_id", "actor", "chunks", "urgent", "epoch")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     URGENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
     actor: str
     chunks: _containers.RepeatedCompositeFieldContainer[AppendChunk]
     urgent: bool
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ...) -> None: ...
+    epoch: int
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -384,7 +390,7 @@ class ListEpisodesRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ...) -> None: ...
 
 class Episode(_message.Message):
-    __slots__ = ("episode_id", "actor", "length", "first_step", "terminated", "truncated", "closed", "policy_version", "started_at_s", "metadata_json")
+    __slots__ = ("episode_id", "actor", "length", "first_step", "terminated", "truncated", "closed", "policy_version", "started_at_s", "metadata_json", "end_reason")
     EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +402,7 @@ class Episode(_message.Message):
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_S_FIELD_NUMBER: _ClassVar[int]
     METADATA_JSON_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
     episode_id: int
     actor: str
     length: int
@@ -406,7 +413,8 @@ class Episode(_message.Message):
     policy_version: int
     started_at_s: float
     metadata_json: str
-    def __init__(self, episode_id: _Optional[int] = ..., actor: _Optional[str] = ..., length: _Optional[int] = ..., first_step: _Optional[int] = ..., terminated: bool = ..., truncated: bool = ..., closed: bool = ..., policy_version: _Optional[int] = ..., started_at_s: _Optional[float] = ..., metadata_json: _Optional[str] = ..., **kwargs) -> None: ...
+    end_reason: str
+    def __init__(self, episode_id: _Optional[int] = ..., actor: _Optional[str] = ..., length: _Optional[int] = ..., first_step: _Optional[int] = ..., terminated: bool = ..., truncated: bool = ..., closed: bool = ..., policy_version: _Optional[int] = ..., started_at_s: _Optional[float] = ..., metadata_json: _Optional[str] = ..., end_reason: _Optional[str] = ..., **kwargs) -> None: ...
 
 class ListEpisodesResponse(_message.Message):
     __slots__ = ("episodes",)
@@ -473,3 +481,15 @@ class SnapshotRequest(_message.Message):
 class SnapshotResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class CompactRequest(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    def __init__(self, table: _Optional[str] = ...) -> None: ...
+
+class CompactResponse(_message.Message):
+    __slots__ = ("freed_bytes",)
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    freed_bytes: int
+    def __init__(self, freed_bytes: _Optional[int] = ...) -> None: ...

@@ -114,6 +114,11 @@ class ReplayServiceStub(object):
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
+        self.Compact = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/Compact',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.CompactRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.CompactResponse.FromString,
+                _registered_method=True)
 
 
 class ReplayServiceServicer(object):
@@ -144,7 +149,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Begins or resumes a writer session: tells which of its chunks are durable already.
+        """Begins or resumes a writer session: tells which of its chunks are durable already. Also says that the session is alive: one
+        that is silent for longer than the table's lease loses its open episodes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,6 +226,13 @@ class ReplayServiceServicer(object):
 
     def Snapshot(self, request, context):
         """Copies the store as it is now into the server's directory of snapshots, and answers when the copy is durable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Compact(self, request, context):
+        """Gives back the disk space of removed and deleted steps as far as it can, and answers when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -307,6 +320,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'Compact': grpc.unary_unary_rpc_method_handler(
+                    servicer.Compact,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.CompactRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.CompactResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -741,6 +759,33 @@ class ReplayService(object):
             '/replaysvc.v1.ReplayService/Snapshot',
             replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
             replaysvc_dot_v1_dot_replay__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Compact(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/Compact',
+            replaysvc_dot_v1_dot_replay__pb2.CompactRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.CompactResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from replaysvc import Limiter, StoreConfig, Transitions
 from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError
 from replaysvc.replay import Replay
+from replaysvc.storage import System
 from tests.engine.model import Model
 from tests.engine.model_inputs import (
     PRIORITIZED,
@@ -72,7 +73,9 @@ class StoreAndModel(RuleBasedStateMachine):
         self.write(writes=first, together=False)
 
     def open_store(self, path):
-        return Replay(path, SMALL, clock=lambda: self.now_s, rng=np.random.default_rng(5))
+        system = System()
+        system.time = lambda: self.now_s
+        return Replay(path, SMALL, system=system, rng=np.random.default_rng(5))
 
     def teardown(self):
         if not hasattr(self, "replay"):

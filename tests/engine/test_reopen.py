@@ -11,7 +11,7 @@ import pytest
 from replaysvc import FieldSpec, Signature, StoreConfig, TableConfig, Transitions
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError, StorageError
 from replaysvc.replay import Replay
-from replaysvc.storage import Filesystem, Store
+from replaysvc.storage import System
 from tests.builders import SCALARS, write_episode, write_episodes
 
 SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)
@@ -242,7 +242,7 @@ def test_acknowledged_steps_survive_kill_9(tmp_path):
                 assert table.read_episode(record.episode_id)["action"].tolist() == list(range(10))
 
 
-class FullDisk(Filesystem):
+class FullDisk(System):
     """Fails commits while `full` is set, as a full disk does."""
 
     full = False
@@ -258,8 +258,7 @@ def test_full_disk_refuses_appends_serves_samples_and_recovers(tmp_path, monkeyp
     from replaysvc.errors import CapacityError
 
     disk = FullDisk()
-    monkeypatch.setattr("replaysvc.replay.Store", lambda path, clock: Store(path, clock=clock, filesystem=disk))
-    with Replay(tmp_path / "s") as replay:
+    with Replay(tmp_path / "s", system=disk) as replay:
         table = replay.create_table("t", SCALARS)
         writer = table.writer()
         write_episode(writer, 5)
@@ -322,7 +321,7 @@ def test_table_samples_on_after_its_newest_segment_was_lost(tmp_path):
         assert table.stats().steps == kept + 100
 
 
-class Surprise(Filesystem):
+class Surprise(System):
     """Fails one commit in a way that nobody thought of."""
 
     armed = False
@@ -335,8 +334,7 @@ class Surprise(Filesystem):
 
 def test_unforeseen_failure_of_a_commit_is_told_to_its_writer_and_ends_nothing_else(tmp_path, monkeypatch):
     disk = Surprise()
-    monkeypatch.setattr("replaysvc.replay.Store", lambda path, clock: Store(path, clock=clock, filesystem=disk))
-    with Replay(tmp_path / "s") as replay:
+    with Replay(tmp_path / "s", system=disk) as replay:
         table, other = replay.create_table("t", SCALARS), replay.create_table("other", SCALARS)
         writer = table.writer()
         disk.armed = True

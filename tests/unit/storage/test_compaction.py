@@ -196,7 +196,7 @@ def test_chunks_are_written_in_batches(path, monkeypatch):
             commits.append(name)
 
     monkeypatch.setattr(compaction, "BATCH_BYTES", 50_000)
-    store, table = make_table(path, filesystem=Watched())
+    store, table = make_table(path, system=Watched())
     append(table, 0, 15, size=BIG)
     append(table, 15, 16, size=BIG)
     commits.clear()
@@ -378,7 +378,7 @@ LIVE = [0, 1, 2, 4, 6, 7]
 
 def sparse_table(path):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append_each(table, 0, 8)
     return disk, store, table
 

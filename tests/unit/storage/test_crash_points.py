@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replaysvc.errors import StorageError
-from replaysvc.storage import CRASH_POINTS, Filesystem
+from replaysvc.storage import CRASH_POINTS, System
 from tests.store_builders import BIG, NOW, SESSION, SMALL_SEGMENT, append, chunk, entry, index, open_store, segments
 
 CHUNKS = 8  # three segments: chunks 0 to 2, 3 to 5, and 6 and 7
@@ -20,7 +20,7 @@ class Ended(Exception):
     """The process ended here."""
 
 
-class Ending(Filesystem):
+class Ending(System):
     """Ends the process at the `occurrence`th time that it comes to `point`; counts how often it came to each."""
 
     def __init__(self, point="", occurrence=0):
@@ -33,7 +33,7 @@ class Ending(Filesystem):
             raise Ended(name)
 
 
-class EndingAtFirstSight(Filesystem):
+class EndingAtFirstSight(System):
     """Ends the process at the first point that is not in `known`, and adds it."""
 
     def __init__(self, known):
@@ -110,9 +110,9 @@ def live_sparse(store, known):
     known.reclaimed = True
 
 
-def live(path, known, filesystem):
+def live(path, known, system):
     """Goes on with the store's life from what is there, noting in `known` what is acknowledged."""
-    store = open_store(path, filesystem)
+    store = open_store(path, system)
     try:
         tables = store.tables()
         table = tables.get("t") or store.create_table("t", {}, segment_bytes=SMALL_SEGMENT)
@@ -171,7 +171,7 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
         with pytest.raises(Ended, match=point):
             live(path, known, Ending(point, occurrence))
         assert point.startswith("snapshot") or not copy_of(path).exists()
-        live(path, known, Filesystem())
+        live(path, known, System())
         assert (known.chunks, known.params, known.deleted, known.state) == (CHUNKS, 2, True, 1)
         for place in (path, copy_of(path)):
             store = open_store(place)
@@ -196,7 +196,7 @@ def test_process_that_ends_again_and_again_gets_on(tmp_path):
     for _ in range(len(CRASH_POINTS)):
         with pytest.raises(Ended):
             live(path, known, EndingAtFirstSight(order))
-    live(path, known, Filesystem())
+    live(path, known, System())
     assert sorted(order) == sorted(CRASH_POINTS)
     assert (known.chunks, known.params, known.deleted) == (CHUNKS, 2, True)
 
@@ -233,7 +233,7 @@ def test_segment_that_was_not_named_yet_is_forgotten_and_its_remains_are_removed
 def test_failure_after_an_ended_write_is_no_surprise_to_the_next_process(tmp_path):
     """Not an end but an error at the point after the commit: the chunk is durable, the segment takes no more until reopened."""
 
-    class Failing(Filesystem):
+    class Failing(System):
         def crashpoint(self, name):
             if name == "append.after_commit":
                 raise OSError(5, "Input/output error")

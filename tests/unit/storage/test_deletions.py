@@ -121,7 +121,7 @@ def test_oldest_episode_is_the_oldest_of_any_chunk_not_of_the_oldest_segment(pat
 def test_list_keeps_what_lies_in_a_segment_that_could_not_be_moved_away(path):
     """A restart would load that segment again, and with it what is deleted."""
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append_each(table, 0, 7)
     table.delete_episodes([0])
     disk.error, disk.at = OSError(errno.EIO, "Input/output error"), "rename t-seg-00000000000000000000"
@@ -212,7 +212,7 @@ def test_copy_that_cannot_be_repaired_does_not_keep_the_table_closed(path, caplo
 @pytest.mark.parametrize("at", ["write_file deleted-t", "write_file deleted.bak-t", "replace deleted", "write_file FORMAT"])
 def test_deletion_for_which_there_is_no_room_deletes_nothing_and_may_be_repeated(path, at, number, raised):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append(table, 0, 9)
     if not at.endswith("FORMAT"):
         table.delete_episodes([0])
@@ -240,7 +240,7 @@ def format_of(path):
 
 def test_first_deletion_keeps_older_releases_out_before_it_is_written(path):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append(table, 0, 3)
     before = json.loads((path / "FORMAT").read_bytes())
     assert format_of(path) == (1, 1)
@@ -271,7 +271,7 @@ def test_format_is_written_once(path):
 
 def test_deletion_again_writes_nothing(path):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append_each(table, 0, 6, size=BIG)
     table.delete_episodes([1])
     disk.error, disk.at = OSError(errno.EIO, "Input/output error"), "write_file deleted-t"

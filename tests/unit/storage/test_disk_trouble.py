@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from replaysvc.errors import CapacityError, FormatVersionError, StorageError
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from replaysvc.storage.records import pack_meta, unpack_meta
 from tests.store_builders import BIG, SESSION, append, append_each, check, chunk, entry, index, make_table, open_store, segments
 
@@ -53,7 +53,7 @@ def test_lock_file_has_its_place_on_the_disk_before_lmdb_maps_it(path):
 
 
 def test_segment_for_whose_lock_there_is_no_room_is_made_when_there_is(path):
-    class Full(Filesystem):
+    class Full(System):
         full = False
 
         def reserve(self, path, size):
@@ -62,7 +62,7 @@ def test_segment_for_whose_lock_there_is_no_room_is_made_when_there_is(path):
             super().reserve(path, size)
 
     disk = Full()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append_each(table, 0, 3)
     disk.full = True
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_segment_of_another_table_is_set_aside(path, tmp_path):
 
 
 def test_segment_that_got_its_name_but_could_not_be_opened_is_taken_up_by_the_next_append(path):
-    class Flaky(Filesystem):
+    class Flaky(System):
         fail = True
 
         def rename(self, source, target):
@@ -193,7 +193,7 @@ def test_segment_that_got_its_name_but_could_not_be_opened_is_taken_up_by_the_ne
                 raise OSError(errno.EIO, "Input/output error")
 
     disk = Flaky()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     with pytest.raises(StorageError, match="Input/output error"):
         append(table, 0, 3)
     disk.fail = False
@@ -207,7 +207,7 @@ def test_segment_that_got_its_name_but_could_not_be_opened_is_taken_up_by_the_ne
 def test_marks_that_fill_a_segment_by_themselves_do_not_keep_chunks_out(path):
     """Two thousand marks take more than a small segment; each new one is full from the start."""
 
-    class FailingOnce(Filesystem):
+    class FailingOnce(System):
         fail = False
 
         def crashpoint(self, name):
@@ -216,7 +216,7 @@ def test_marks_that_fill_a_segment_by_themselves_do_not_keep_chunks_out(path):
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     disk = FailingOnce()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     marks = {b"session %8d" % number: number for number in range(2000)}
     table.append(index(0, 1), [chunk(0)], [entry(0)], marks)
     disk.fail = True

@@ -58,13 +58,13 @@ import json, os, resource, signal, sys
 import numpy as np
 from replaysvc.errors import CapacityError
 from pathlib import Path
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from tests.store_builders import BIG, append, chunk, make_table
 
 def limit_files(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
 
-class Disk(Filesystem):
+class Disk(System):
     def crashpoint(self, name):
         if name == at and not told:
             limit_files(size)
@@ -73,7 +73,7 @@ told = []
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit fails with EFBIG, as one on a full disk with ENOSPC
 path, at, size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-store, table = make_table(path, filesystem=Disk())
+store, table = make_table(path, system=Disk())
 stored = 2 if at == "now" else 3
 for k in range(stored):
     append(table, k, k + 1, size=BIG)
@@ -132,7 +132,7 @@ def test_disk_too_full_for_a_new_segment_is_no_different(tmp_path, size):
 
 def test_without_telling_the_two_apart_a_partly_taken_write_stops_the_segment(tmp_path):
     """The guard is what recovers: with it switched off, the same child fails."""
-    broken = FULL.replace("told = []", "told = []\nFilesystem.can_grow = lambda *_: True", 1)
+    broken = FULL.replace("told = []", "told = []\nSystem.can_grow = lambda *_: True", 1)
     with pytest.raises(AssertionError, match="Input/output error"):
         run_full(tmp_path / "store", "now", 5_000, broken)
 

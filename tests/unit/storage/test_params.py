@@ -3,7 +3,7 @@
 import pytest
 
 from replaysvc.errors import AlreadyExistsError, CapacityError, ChunkCorruptError
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from tests.store_builders import open_store
 
 
@@ -83,7 +83,7 @@ def test_damaged_set_is_told_after_a_restart_and_may_be_replaced_by_any_version(
 
 
 def test_set_that_could_not_be_written_leaves_the_old_one(path):
-    class Refusing(Filesystem):
+    class Refusing(System):
         refuse = False
 
         def write_file(self, path, data):

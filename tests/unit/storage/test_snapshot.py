@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from replaysvc.errors import CapacityError, StorageError
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from tests.store_builders import (
     BIG,
     SESSION,
@@ -39,9 +39,9 @@ def target(tmp_path):
     return tmp_path / "copy"
 
 
-def make_whole(path, filesystem=None):
+def make_whole(path, system=None):
     """A store with everything: of chunks 0 to 10, episode 0 deleted, segment 3 compacted to chunk 4; state, parameters."""
-    store, table = make_table(path, filesystem=filesystem)
+    store, table = make_table(path, system=system)
     append_each(table, 0, 11)
     table.delete_episodes([0])
     table.reclaim(np.array([4, 6, 7, 8, 9, 10]))
@@ -51,9 +51,9 @@ def make_whole(path, filesystem=None):
     return store, table
 
 
-def check_whole(path, filesystem=None):
+def check_whole(path, system=None):
     """Asserts that the store at `path` has what make_whole() made; returns the states."""
-    store, table, loaded = reopen(path, filesystem)
+    store, table, loaded = reopen(path, system)
     assert loaded.index.tolist() == [index(k, k + 1, BIG).tolist()[0] for k in (4, 6, 7, 8, 9, 10)]
     assert table.read(np.arange(11)) == [chunk(k, BIG) if k in (4, *range(6, 11)) else None for k in range(11)]
     assert loaded.episodes == [entry(1), entry(2), entry(3)]
@@ -175,7 +175,7 @@ def test_link_that_fails_for_want_of_space_is_no_reason_to_copy(path, target, mo
 def test_footer_that_was_committed_by_a_sealing_that_failed_does_not_share_the_file(path, target):
     """As long as the segment is open for writing, its file is copied."""
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append_each(table, 0, 3)
     disk.error, disk.at = OSError(errno.EIO, "Input/output error"), "seal.after_footer"
     with pytest.raises(OSError, match="Input/output error"):
@@ -230,7 +230,7 @@ def test_snapshot_is_made_where_there_is_nothing(path, tmp_path, given):
 def test_every_directory_that_was_made_is_made_durable_and_the_name_comes_last(path, tmp_path):
     done = []
 
-    class Watched(Filesystem):
+    class Watched(System):
         def fsync_directory(self, path):
             done.append(path)
             super().fsync_directory(path)
@@ -331,9 +331,9 @@ FULL = """
 import resource, signal, sys
 from pathlib import Path
 from replaysvc.errors import CapacityError
-from tests.store_builders import append_each, make_table, Filesystem
+from tests.store_builders import append_each, make_table, System
 
-class Disk(Filesystem):
+class Disk(System):
     def crashpoint(self, name):
         if name == "snapshot.begun":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), hard))
@@ -341,7 +341,7 @@ class Disk(Filesystem):
 _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
-store, table = make_table(path, filesystem=Disk())
+store, table = make_table(path, system=Disk())
 append_each(table, 0, 5)
 try:
     store.snapshot(path.with_name("copy"), {})
@@ -369,15 +369,15 @@ def test_disk_too_full_for_the_copy_of_the_newest_segment_is_told_as_such(path, 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.store_builders import append_each, make_table, Filesystem
+from tests.store_builders import append_each, make_table, System
 
-class Killing(Filesystem):
+class Killing(System):
     def crashpoint(self, name):
         if name == sys.argv[2]:
             os.kill(os.getpid(), signal.SIGKILL)
 
 path = Path(sys.argv[1])
-store, table = make_table(path, filesystem=Killing())
+store, table = make_table(path, system=Killing())
 append_each(table, 0, 5)
 store.snapshot(path.with_name("copy"), {})
 """
@@ -406,7 +406,7 @@ def test_half_a_snapshot_is_no_store(path, target):
     class Stopped(Exception):
         pass
 
-    class Stopping(Filesystem):
+    class Stopping(System):
         def copy(self, source, target):
             if target.name == "FORMAT":
                 raise Stopped

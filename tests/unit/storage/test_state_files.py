@@ -7,7 +7,7 @@ import pytest
 
 from replaysvc.codec import checksum
 from replaysvc.errors import CapacityError, StorageError
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from replaysvc.storage.state import STATE_MAGIC, pack_file, unpack_file
 from tests.store_builders import Troubled, append, check, make_table, reopen
 
@@ -64,7 +64,7 @@ def test_names_that_are_no_plain_file_names_are_refused(path, name):
 def test_many_files_cost_one_sync_each_and_one_of_their_directory(path):
     synced = []
 
-    class Watched(Filesystem):
+    class Watched(System):
         def write_file(self, path, data):
             synced.append("file")
             super().write_file(path, data)
@@ -73,7 +73,7 @@ def test_many_files_cost_one_sync_each_and_one_of_their_directory(path):
             synced.append(path.name)
             super().fsync_directory(path)
 
-    store, table = make_table(path, filesystem=Watched())
+    store, table = make_table(path, system=Watched())
     table.write_state("0", b"")
     synced.clear()
     table.write_states({str(number): b"%d" % number for number in range(20)})
@@ -94,7 +94,7 @@ def test_first_state_makes_its_directory_durable(path):
             super().fsync_directory(path)
 
     disk = Watched()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     disk.synced = ()
     table.write_state("one", b"")
     assert disk.synced == (path / "tables" / "t", files(path))
@@ -163,7 +163,7 @@ def test_state_that_cannot_be_read_or_listed_counts_as_missing(path, caplog):
 @pytest.mark.parametrize("at", ["write_file state-t+two", "state.written", "replace one"])
 def test_state_for_which_there_is_no_room_leaves_the_old_one_and_nothing_in_tmp(path, at, number, raised):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     table.write_states({"one": b"old", "two": b"old"})
     disk.error, disk.at = OSError(number, os.strerror(number)), at
     with pytest.raises(raised, match=os.strerror(number)):
@@ -178,7 +178,7 @@ def test_state_for_which_there_is_no_room_leaves_the_old_one_and_nothing_in_tmp(
 
 def test_drop_that_fails_says_so(path):
     disk = Troubled()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     table.write_state("one", b"1")
     disk.error, disk.at = OSError(errno.EIO, "Input/output error"), "fsync_directory state"
     with pytest.raises(StorageError, match="Input/output error"):

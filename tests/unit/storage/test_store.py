@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replaysvc.errors import CapacityError, FormatVersionError, StorageError, StoreLockedError
-from replaysvc.storage import Filesystem, filesystem
+from replaysvc.storage import System, system
 from tests.store_builders import append, check, make_table, open_store, segments
 
 
@@ -57,7 +57,7 @@ def test_store_is_made_where_there_is_nothing(tmp_path, given):
 def test_every_directory_that_was_made_on_the_way_is_made_durable(tmp_path):
     synced = []
 
-    class Watched(Filesystem):
+    class Watched(System):
         def fsync_directory(self, path):
             synced.append(path)
             super().fsync_directory(path)
@@ -149,7 +149,7 @@ def test_network_file_systems_are_refused_before_anything_is_made_there(tmp_path
         assert list(mount.iterdir()) == []
     else:
         open_store(mount).close()
-    filesystem.refuse_remote(tmp_path / "beside it")
+    system.refuse_remote(tmp_path / "beside it")
 
 
 # -- one owner ------------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ import sys
 from replaysvc.errors import StoreLockedError
 from replaysvc.storage import Store
 try:
-    Store(sys.argv[1], clock=lambda: 0.0)
+    Store(sys.argv[1])
 except StoreLockedError as error:
     print(error)
 """
@@ -191,7 +191,7 @@ def test_second_opening_in_the_same_process_is_refused_and_the_first_goes_on(pat
 
 
 def test_store_that_could_not_be_opened_does_not_stay_locked(path):
-    class Broken(Filesystem):
+    class Broken(System):
         def fsync_directory(self, path):
             raise self.error
 
@@ -249,7 +249,7 @@ def test_damaged_table_description_is_named(path):
     "number, raised", [(errno.ENOSPC, CapacityError), (errno.EDQUOT, CapacityError), (errno.EIO, StorageError)]
 )
 def test_table_that_could_not_be_made_does_not_exist_and_may_be_made_later(path, number, raised):
-    class Refusing(Filesystem):
+    class Refusing(System):
         refuse = True
 
         def write_file(self, path, data):
@@ -282,7 +282,7 @@ def test_leftovers_in_tmp_and_trash_are_removed_at_the_start(path):
 
 
 def test_segment_that_could_not_be_made_is_made_by_the_next_append(path):
-    class Refusing(Filesystem):
+    class Refusing(System):
         refuse = True
 
         def rename(self, source, target):
@@ -291,7 +291,7 @@ def test_segment_that_could_not_be_made_is_made_by_the_next_append(path):
             super().rename(source, target)
 
     disk = Refusing()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     with pytest.raises(CapacityError, match="No space left"):
         append(table, 0, 3)
     assert segments(path) == []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replaysvc.errors import CapacityError, StorageError
-from replaysvc.storage import Filesystem
+from replaysvc.storage import System
 from tests.store_builders import (
     BIG,
     NOW,
@@ -89,7 +89,7 @@ def test_reopening_goes_on_with_the_same_ids_and_adds_nothing(path):
 # -- all or nothing -------------------------------------------------------------------------------------------------------
 
 
-class FailingOnce(Filesystem):
+class FailingOnce(System):
     """Raises `error` at one crash point, once, when armed."""
 
     error: BaseException | None = None
@@ -103,7 +103,7 @@ class FailingOnce(Filesystem):
 
 def test_append_that_finds_the_disk_full_leaves_nothing_and_may_be_repeated(path):
     disk = FailingOnce()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append(table, 0, 3)
     disk.error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(CapacityError, match="the disk is full"):
@@ -120,7 +120,7 @@ def test_append_that_finds_the_disk_full_leaves_nothing_and_may_be_repeated(path
 def test_append_that_fails_otherwise_leaves_nothing_and_stops_the_segment_until_it_is_reopened(path):
     """After a failed write nobody knows what the disk holds, so going on would be a guess."""
     disk = FailingOnce()
-    store, table = make_table(path, filesystem=disk)
+    store, table = make_table(path, system=disk)
     append(table, 0, 3)
     disk.error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(StorageError, match="Input/output error"):
@@ -319,13 +319,13 @@ def test_only_segments_that_hold_nothing_newer_are_removed(path, before, left):
 
 
 def test_removal_that_the_file_system_refuses_costs_nothing_but_the_space(path):
-    class Stubborn(Filesystem):
+    class Stubborn(System):
         def rename(self, source, target):
             if target.parent.name == "trash":
                 raise OSError(errno.EIO, "Input/output error")
             super().rename(source, target)
 
-    store, table = make_table(path, filesystem=Stubborn())
+    store, table = make_table(path, system=Stubborn())
     append_each(table, 0, 5)
     assert table.remove_before(3) == 1
     append_each(table, 5, 6)

@@ -1,8 +1,10 @@
-"""Every touch of the file system besides LMDB's own: one object, so that tests can fail it, or end it, at any point."""
+"""The clock, every touch of the file system besides LMDB's own, and the places at which a process may end: one object, so that
+tests can set the first, fail the second, and be ended at the third."""
 
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 
 from replaysvc.errors import CapacityError, ReplayError, StorageError
@@ -21,8 +23,16 @@ _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "glusterfs", "afs")
 
 
-class Filesystem:
-    """The real file system. All paths are directories or files of one store."""
+class System:
+    """The real clock and file system. All paths are directories or files of one store."""
+
+    def time(self) -> float:
+        """Returns seconds since 1970: for people to read, never to order by."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Returns seconds of a clock that nobody sets: what leases and deadlines go by."""
+        return time.monotonic()
 
     def crashpoint(self, name: str) -> None:
         """Does nothing; a test's subclass ends the process, or the test, here."""
