@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     commit_bytes: int = _DEFAULTS.commit_bytes
     queue_bytes: int = _DEFAULTS.queue_bytes
     state_interval_s: float = _DEFAULTS.state_interval_s
+    disk_reserve_bytes: int = _DEFAULTS.disk_reserve_bytes
+    scrub_bytes_per_s: int = _DEFAULTS.scrub_bytes_per_s
     snapshot_dir: str | None = _DEFAULTS.snapshot_dir
 
     @field_validator("log_level")

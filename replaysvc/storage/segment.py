@@ -96,9 +96,7 @@ class Segment:
         return Segment(path, system, segment_bytes)
 
     @staticmethod
-    def create_unnamed(
-        path: Path, system: System, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks
-    ) -> "Segment":
+    def create_unnamed(path: Path, system: System, segment_bytes: int, meta: Mapping[str, Any], sessions: Marks) -> "Segment":
         """Builds a segment in place and returns it open; whoever asked for it gives it its name when it is complete."""
         with _translated(path.parent, system, path / "data.mdb"):
             _build(path, system, segment_bytes, meta, sessions)

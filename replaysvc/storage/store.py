@@ -91,9 +91,7 @@ class Store:
     def _open_table(self, path: Path) -> TableStore:
         scratch, trash, quarantine = (self.path / name for name in ("tmp", "trash", "quarantine"))
         try:
-            return TableStore(
-                path, scratch, trash, quarantine, self._system, raise_format=self._raise_format
-            )
+            return TableStore(path, scratch, trash, quarantine, self._system, raise_format=self._raise_format)
         except (ValueError, KeyError, TypeError) as error:
             raise StorageError(f"store {self.path}: the description of table {path.name} cannot be read: {error!r}") from error
 
