@@ -27,6 +27,7 @@ from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, Sto
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
 from replaysvc.settings import LOG_LEVELS, Settings, load
+from replaysvc.storage import System
 from replaysvc.types import TableStats
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -80,7 +81,7 @@ def serve(
     with _failures():
         settings = load(options, config)
         _start_logging(settings)
-        _serve(settings)
+        run_service(settings)
 
 
 def _start_logging(settings: Settings) -> None:
@@ -88,7 +89,8 @@ def _start_logging(settings: Settings) -> None:
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 
 
-def _serve(settings: Settings) -> None:
+def run_service(settings: Settings, *, system: System | None = None) -> None:
+    """Serves a store until SIGTERM or SIGINT; `system` is its clock and file system, the real ones by default."""
     if settings.data is None:
         raise InvalidRequestError(
             "setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none"
@@ -99,7 +101,7 @@ def _serve(settings: Settings) -> None:
             "there is no authentication yet, so --insecure is needed to open it to others"
         )
     log = logging.getLogger(__name__)
-    with _stop_signals() as await_signal, _bound(settings.data, settings) as (server, replay):
+    with _stop_signals() as await_signal, _bound(settings.data, settings, system) as (server, replay):
         server.start()
         log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
         print(f"listening on {server.address}", flush=True)
@@ -134,12 +136,12 @@ def _is_loopback(host: str) -> bool:
 
 
 @contextmanager
-def _bound(data: Path, settings: Settings) -> Iterator[tuple[Server, Replay]]:
+def _bound(data: Path, settings: Settings, system: System | None) -> Iterator[tuple[Server, Replay]]:
     """Opens the store, but not before the address is known to be free: a refused start must touch nothing."""
     host = f"[{settings.host}]" if ":" in settings.host.strip("[]") and not settings.host.startswith("[") else settings.host
     address = f"{host}:{settings.port}"
     Server.probe(address)
-    with Replay(data, settings.store()) as replay:
+    with Replay(data, settings.store(), system=system) as replay:
         yield Server(replay, address), replay
 
 
