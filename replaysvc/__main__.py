@@ -1,12 +1,14 @@
 """`python -m replaysvc` and the `replaysvc` command."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Runs the command line; says what to install if only the thin client is."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else each failed handshake is logged, and whoever likes fills the log
     try:
-        from replaysvc.cli import app
+        from replaysvc.operate import app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("replaysvc"):
             raise

@@ -51,6 +51,25 @@ class BatchColumn:
     offset_rows: Array | None = None
     offset_values: Array | None = None
 
+    @staticmethod
+    def join(parts: Sequence["BatchColumn"], spec: FieldSpec | None) -> "BatchColumn":
+        """Returns one column of batches that follow each other; `spec` is that of a column of the signature."""
+        if spec is not None and len({part.values.dtype for part in parts}) > 1:
+            parts = [BatchColumn(part.name, part.widen(spec)) for part in parts]
+        values = np.concatenate([part.values for part in parts])
+        if all(part.offset_rows is None for part in parts):
+            return BatchColumn(parts[0].name, values)
+        assert spec is not None
+        lead = values.ndim - len(spec.shape)
+        rows: list[Array] = []
+        before = 0  # rows, counted over all axes before the field's own
+        for part in parts:
+            if part.offset_rows is not None:
+                rows.append(part.offset_rows + np.uint32(before))
+            before += int(np.prod(part.values.shape[:lead]))
+        offsets = [part.offset_values for part in parts if part.offset_values is not None]
+        return BatchColumn(parts[0].name, values, np.concatenate(rows), np.concatenate(offsets))
+
     def widen(self, spec: FieldSpec) -> Array:
         """Returns the values in the declared dtype.
 
@@ -213,10 +232,13 @@ def _wide(columns: Mapping[str, BatchColumn], name: str, spec: FieldSpec, lead: 
     return wide
 
 
-def episode_columns(signature: Signature, decoded: Sequence[DecodedChunk], start: int, stop: int) -> dict[str, Any]:
+def episode_columns(
+    signature: Signature, decoded: Sequence[DecodedChunk], start: int, stop: int, *, cut: bool = False
+) -> dict[str, Any]:
     """Returns steps [start, stop) of one episode from its consecutive chunks, the first of which holds step `start`.
 
-    Observations have one row more than the other columns. `terminated` and `truncated` are bool [T].
+    Observations have one row more than the other columns. `terminated` and `truncated` are bool [T]. cut: the last step was
+    truncated by the service, of which the chunks know nothing.
 
     Raises:
       ChunkCorruptError: the chunks do not follow each other, or do not cover the range.
@@ -237,6 +259,7 @@ def episode_columns(signature: Signature, decoded: Sequence[DecodedChunk], start
             truncated[at - 1 - start] = info.truncated
     if at < stop:
         raise ChunkCorruptError(f"episode: expected chunks up to step {stop}, found {at}")
+    truncated[-1] |= cut
     wide = {}
     for i, spec in enumerate(signature.columns):
         parts = [widen(chunk.columns[i], spec) for chunk in decoded]

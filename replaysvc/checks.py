@@ -7,6 +7,8 @@ from typing import Any
 from replaysvc.errors import SpecMismatchError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_ACTOR = 128
+MAX_EPOCH = 1 << 62
 
 
 def check_name(what: str, name: str) -> str:
@@ -30,3 +32,15 @@ def check_number(field: str, value: object, low: float, high: float, *, whole: b
     if isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high:  # a NaN is within nothing
         return int(value) if whole else float(value)
     raise SpecMismatchError(field, f"{'a whole number' if whole else 'a number'} from {low} to {high}", repr(value))
+
+
+def check_actor(actor: object) -> str:
+    """Returns `actor` if it may name who writes. Raises SpecMismatchError."""
+    if not isinstance(actor, str) or len(actor) > MAX_ACTOR or not actor.isprintable():
+        raise SpecMismatchError("actor", f"up to {MAX_ACTOR} printable characters", repr(actor)[: MAX_ACTOR + 12])
+    return actor
+
+
+def check_epoch_number(epoch: object) -> int | None:
+    """Returns a writer's epoch, which may be None. Raises SpecMismatchError."""
+    return None if epoch is None else int(check_number("epoch", epoch, 0, MAX_EPOCH))

@@ -4,16 +4,16 @@ Exit statuses: 0 fine; 1 the demo did not solve its task, or a package is not in
 argument; 3 the store cannot be used; 4 the address cannot be bound, or no server answers; 5 anything else that was refused.
 """
 
-import ipaddress
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,10 +22,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import replaysvc
+from replaysvc.access import Access, Role, append_token, new_token
 from replaysvc.config import StoreConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, StoreLockedError, UnavailableError
 from replaysvc.replay import Replay
+from replaysvc.rpc.limits import allowed_memory, most_memory, report_memory
 from replaysvc.rpc.server import Server
+from replaysvc.rpc.tls import TlsFiles
 from replaysvc.settings import LOG_LEVELS, Settings, load
 from replaysvc.storage import System
 from replaysvc.types import TableStats
@@ -36,10 +39,14 @@ _READER = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)  
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Target = Annotated[str, typer.Argument(help="host:port of a running service, or a store directory that no service has open")]
+TokenFile = Annotated[Path | None, typer.Option(envvar="REPLAYSVC_TOKEN_FILE", help="file with the token to show the service")]
+TlsCa = Annotated[Path | None, typer.Option(envvar="REPLAYSVC_TLS_CA", help="PEM file of the CA that signed its certificate")]
+TlsCertificate = Annotated[Path | None, typer.Option(help="PEM file of the certificate to show it, with its --tls-key")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM file of that certificate's key")]
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
+def failures() -> Iterator[None]:
     try:
         yield
     except ReplayError as error:
@@ -66,19 +73,24 @@ def serve(
     port: Annotated[int | None, typer.Option(help="TCP port; 0 for any free one [default: 7777]")] = None,
     host: Annotated[str | None, typer.Option(help="address to bind [default: 127.0.0.1]")] = None,
     config: Annotated[Path | None, typer.Option(envvar="REPLAYSVC_CONFIG", help="TOML file of settings")] = None,
+    tokens_file: Annotated[Path | None, typer.Option(help="TOML file of who may call, see `replaysvc token`")] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file of the service's certificate")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="PEM file of the CA whose certificates callers must have")] = None,
     recent_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks as they are committed")] = None,
     faulted_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks read back from disk")] = None,
     snapshot_dir: Annotated[str | None, typer.Option(help="directory for the snapshots that clients ask for")] = None,
     log_level: Annotated[str | None, typer.Option(help=f"{', '.join(LOG_LEVELS)} [default: info]")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="allow an address that other machines reach")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="allow an address that others reach, unprotected")] = False,
 ) -> None:
     """Serve a store until SIGTERM or SIGINT. Every option is also a setting: REPLAYSVC_PORT, or `port` in the file."""
     options = {
-        "data": data, "port": port, "host": host, "recent_cache_bytes": recent_cache_bytes,
+        "data": data, "port": port, "host": host, "tokens_file": tokens_file, "tls_certificate": tls_certificate,
+        "tls_key": tls_key, "tls_client_ca": tls_client_ca, "recent_cache_bytes": recent_cache_bytes,
         "faulted_cache_bytes": faulted_cache_bytes, "snapshot_dir": snapshot_dir, "log_level": log_level,
         "insecure": insecure or None,
     }  # fmt: skip
-    with _failures():
+    with failures():
         settings = load(options, config)
         _start_logging(settings)
         run_service(settings)
@@ -86,7 +98,20 @@ def serve(
 
 def _start_logging(settings: Settings) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class _OneLine(logging.Formatter):
+    """A line for each record: names and sentences of others cannot make lines that look like the service's own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        message = super().formatMessage(record)
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+
+    def formatException(self, ei: Any) -> str:
+        return textwrap.indent(super().formatException(ei), "  ")
 
 
 def run_service(settings: Settings, *, system: System | None = None) -> None:
@@ -95,13 +120,14 @@ def run_service(settings: Settings, *, system: System | None = None) -> None:
         raise InvalidRequestError(
             "setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none"
         )
-    if not (settings.insecure or _is_loopback(settings.host)):
-        raise InvalidRequestError(
-            f"setting host: expected an address of this machine alone, found {settings.host}; "
-            "there is no authentication yet, so --insecure is needed to open it to others"
-        )
+    settings.check_exposure()
     log = logging.getLogger(__name__)
     with _stop_signals() as await_signal, _bound(settings.data, settings, system) as (server, replay):
+        if settings.exposure is not None:
+            warning = f"{server.address} is open to whoever reaches it: {settings.exposure} (--insecure)"
+            log.warning(warning)
+            print(f"replaysvc: WARNING: {warning}", file=sys.stderr, flush=True)
+        report_memory(most_memory(settings.store(), settings.limits(), server.connections), allowed_memory())
         server.start()
         log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
         print(f"listening on {server.address}", flush=True)
@@ -128,25 +154,52 @@ def _stop_signals() -> Iterator[Callable[[], signal.Signals]]:
             signal.set_wakeup_fd(before)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
-
-
 @contextmanager
 def _bound(data: Path, settings: Settings, system: System | None) -> Iterator[tuple[Server, Replay]]:
-    """Opens the store, but not before the address is known to be free: a refused start must touch nothing."""
+    """Opens the store, but not before all else is known to be fine: a refused start must touch nothing."""
+    access = Access(settings.tokens_file) if settings.tokens_file is not None else None
+    tls = None
+    if settings.tls_certificate is not None and settings.tls_key is not None:
+        tls = TlsFiles(certificate=settings.tls_certificate, key=settings.tls_key, client_ca=settings.tls_client_ca)
+        tls.read()
     host = f"[{settings.host}]" if ":" in settings.host.strip("[]") and not settings.host.startswith("[") else settings.host
     address = f"{host}:{settings.port}"
     Server.probe(address)
     with Replay(data, settings.store(), system=system) as replay:
-        yield Server(replay, address), replay
+        yield Server(replay, address, access=access, tls=tls, limits=settings.limits()), replay
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a command shows a service: files of a token, and of a CA, a certificate and a key."""
+
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+    def options(self) -> dict[str, Any]:
+        """Returns them as `replay_client.connect` takes them. Raises InvalidRequestError."""
+        from replay_client import Tls
+
+        token = _content("--token-file", self.token_file)
+        files = {
+            "root_certificates": _content("--tls-ca", self.tls_ca), "private_key": _content("--tls-key", self.tls_key),
+            "certificate_chain": _content("--tls-certificate", self.tls_certificate),
+        }  # fmt: skip
+        options: dict[str, Any] = {"token": token.decode(errors="replace").strip()} if token is not None else {}
+        return options | ({"tls": Tls(**files)} if any(files.values()) else {})
+
+
+def _content(option: str, file: Path | None) -> bytes | None:
+    try:
+        return file.read_bytes() if file is not None else None
+    except OSError as error:
+        raise InvalidRequestError(f"option {option}: {file} cannot be read: {error.strerror}") from error
 
 
 @contextmanager
-def _opened(target: str) -> Iterator[Any]:
+def opened(target: str, shown: Shown | None = None) -> Iterator[Any]:
     """Opens TARGET: a client for host:port, the store itself for a directory."""
     host, _, port = target.rpartition(":")
     if (Path(target) / "FORMAT").is_file():
@@ -160,16 +213,23 @@ def _opened(target: str) -> Iterator[Any]:
         import replay_client
 
         config = replay_client.ClientConfig(reconnect_timeout_s=2.0)
-        with replay_client.connect(target, config=config) as client:
+        with replay_client.connect(target, config=config, **(shown or Shown()).options()) as client:
             yield client
     else:
         raise InvalidRequestError(f"TARGET: expected host:port or a store directory, found {target!r}")
 
 
 @app.command()
-def tables(target: Target, as_json: Json = False) -> None:
+def tables(
+    target: Target,
+    as_json: Json = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+) -> None:
     """List the tables of a service or store."""
-    with _failures(), _opened(target) as replay:
+    with failures(), opened(target, Shown(token_file, tls_ca, tls_certificate, tls_key)) as replay:
         rows = [replay.table(name).stats() for name in replay.tables()]
         if as_json:
             print(json.dumps([asdict(row) for row in rows]))
@@ -187,9 +247,13 @@ def stats(
     target: Target,
     table: Annotated[str | None, typer.Argument(help="one table; all if left out")] = None,
     as_json: Json = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Print the counters of tables."""
-    with _failures(), _opened(target) as replay:
+    with failures(), opened(target, Shown(token_file, tls_ca, tls_certificate, tls_key)) as replay:
         rows: list[TableStats] = [replay.table(name).stats() for name in ([table] if table else replay.tables())]
         if as_json:
             print(json.dumps([asdict(row) for row in rows]))
@@ -204,17 +268,37 @@ def stats(
 
 
 @app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="who will show it, for logs and messages")],
+    role: Annotated[Role, typer.Option(help="what it allows")],
+    file: Annotated[Path | None, typer.Option(help="tokens file to append to; made if absent")] = None,
+) -> None:
+    """Make a token: print its secret, this once, and the lines for the tokens file (or append them with --file)."""
+    with failures():
+        secret, lines = new_token(name, role)
+        if file is not None:
+            append_token(file, lines)
+        print(secret if file is not None else f"{secret}\n\n{lines}", end="\n" if file is not None else "")
+
+
+@app.command()
 def demo(
     directory: Annotated[Path | None, typer.Option("--dir", help="run directory; made under runs/ if left out")] = None,
     seed: Annotated[int, typer.Option(help="seed of the environments and the learner")] = 1,
     sampler: Annotated[Literal["uniform", "prioritized"] | None, typer.Option(help="of the batches [default: uniform]")] = None,
     n_step: Annotated[int | None, typer.Option(min=1, help="rewards summed before the bootstrap value [default: 3]")] = None,
+    kill_every: Annotated[
+        float | None, typer.Option(min=1, metavar="SECONDS", help="kill -9 the server so often, and check the data at the end")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in --dir")] = False,
 ) -> None:
     """Solve CartPole-v1 through the service: server, two actors, learner and evaluator, each a process of its own."""
     from replaysvc.demo import run_demo
 
-    with _failures():
+    with failures():
         if resume and directory is None:
             raise InvalidRequestError("option --resume: expected --dir with it, which says what run to go on with; found none")
-        raise typer.Exit(run_demo(directory=directory, seed=seed, sampler=sampler, n_step=n_step, resume=resume))
+        status = run_demo(
+            directory=directory, seed=seed, sampler=sampler, n_step=n_step, kill_every_s=kill_every, resume=resume
+        )
+        raise typer.Exit(status)

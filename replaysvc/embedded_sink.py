@@ -57,6 +57,8 @@ class Ticker:
                 sinks = list(self._sinks.items())
             for sink, writer in sinks:
                 try:
+                    if writer is not None:
+                        sink.renew(writer.open_episode)
                     if sink.settle_due():
                         if writer is not None:
                             writer.flush_due()
@@ -79,9 +81,10 @@ class Ticker:
 class EmbeddedSink:
     """One writer session on a table in this process."""
 
-    def __init__(self, table: Table, committer: Committer, ticker: Ticker, actor: str) -> None:
+    def __init__(self, table: Table, committer: Committer, ticker: Ticker, actor: str, epoch: int | None) -> None:
         self._table, self._committer, self._ticker, self._actor = table, committer, ticker, actor
-        self._session = os.urandom(16)
+        self._session, self._epoch = os.urandom(16), epoch
+        self._table.open_session(self._session, actor, epoch=epoch)
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, bytes, AppendRequest | None]] = deque()  # not known to be durable, in order
         self._sequence = 0
@@ -118,6 +121,11 @@ class EmbeddedSink:
             self._committer.hurry()
             self._await_durable(deadline, keep=0)
 
+    def renew(self, episode_key: int | None) -> None:
+        """Says that the open episode of this sink's writer is alive."""
+        if episode_key is not None:
+            self._table.renew(self._session, (episode_key,))
+
     def settle_due(self) -> bool:
         """Submits what was not let in, or found no room, without waiting; False if another call is under way. For the ticker.
 
@@ -139,7 +147,9 @@ class EmbeddedSink:
             now = time.monotonic()
             wait_s = 0.0 if now >= max(room, limit) else max(_SLICE_S, min(room, limit) - now)
             try:
-                return self._table.submit(self._session, self._actor, [(sequence, chunk)], urgent=urgent, wait_s=wait_s)
+                return self._table.submit(
+                    self._session, self._actor, [(sequence, chunk)], urgent=urgent, wait_s=wait_s, epoch=self._epoch
+                )
             except LimitedError:
                 if (now := time.monotonic()) >= limit:
                     raise

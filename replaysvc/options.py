@@ -106,7 +106,7 @@ def sampler_to_json(sampler: Sampler) -> dict[str, Any]:
 
 def sampler_from_json(name: str, data: Any) -> Sampler:
     """Returns the sampler that `sampler_to_json` described. Raises InvalidRequestError."""
-    if not isinstance(data, Mapping) or data.get("kind") not in _KINDS:
+    if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str) or data["kind"] not in _KINDS:
         raise SpecMismatchError(f"samplers.{name}", f"a kind among {sorted(_KINDS)}", repr(data))
     kind = _KINDS[data["kind"]]
     values = {key: value for key, value in data.items() if key != "kind"}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from replaysvc.batch import assemble, episode_columns
-from replaysvc.checks import check_name, check_number
+from replaysvc.checks import check_actor, check_epoch_number, check_name, check_number
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import StoreConfig, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
@@ -32,6 +32,9 @@ from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCoun
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25  # between two looks for writers that are gone
+_STOOD_STILL_S = 2.0  # two looks that lie so far apart tell that this process was stopped
 
 
 class Replay:
@@ -57,7 +60,10 @@ class Replay:
         self._store = Store(path, system=self._system)
         self._committer = Committer(self.config, monotonic=self._system.monotonic)
         self._ticker = Ticker()
-        self._keeper = Keeper(self._save_states, self.config.state_interval_s)
+        self._looked_at = self._system.monotonic()
+        self._keepers = (
+            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S)
+        )  # fmt: skip
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
@@ -70,7 +76,7 @@ class Replay:
             raise
 
     def _load_table(self, store: TableStore, shares: tuple[int, int]) -> Table:
-        return Table(store, self._committer, shares, clock=self._system.time, rng=self._rng.spawn(1)[0])
+        return Table(store, self._committer, shares, system=self._system, rng=self._rng.spawn(1)[0])
 
     def _shares(self, tables: int) -> tuple[int, int]:
         count = max(1, tables)
@@ -168,7 +174,7 @@ class Replay:
                 raise NotFoundError(f"params {name!r} do not exist")
             if version <= newer_than:
                 return None
-            found = self._store.get_params(name)
+        found = self._store.get_params(name)  # replaced by a rename, so whole without the lock that every call needs
         if found is None:
             raise NotFoundError(f"params {name!r} do not exist")
         return Params(*found)
@@ -192,6 +198,21 @@ class Replay:
 
             self._committer.run(task)
 
+    def _check_leases(self) -> None:
+        now = self._system.monotonic()
+        stood_still, self._looked_at = now - self._looked_at - _LOOK_S, now
+        with self._lock:
+            tables = list(self._tables.items())
+        for name, table in tables:
+            try:
+                if stood_still > _STOOD_STILL_S:
+                    table.excuse_leases(stood_still)
+                table.end_lost()
+            except (NotFoundError, UnavailableError):  # deleted, or closed, meanwhile
+                log.debug("table %s: not there any more", name)
+            except ReplayError as error:
+                log.warning("table %s: episodes of writers that are gone could not be ended: %s", name, error)
+
     def _save_states(self) -> None:
         with self._lock:
             tables = list(self._tables.items())
@@ -210,7 +231,8 @@ class Replay:
                 return
             self._closed = True
         self._ticker.close()
-        self._keeper.close()
+        for keeper in self._keepers:
+            keeper.close()
         self._committer.run(lambda: None)  # so that what is saved is of the last commit
         self._save_states()
         self._committer.close()
@@ -228,9 +250,9 @@ class Replay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def make_sink(self, engine: Table, actor: str) -> EmbeddedSink:
+    def make_sink(self, engine: Table, actor: str, epoch: int | None) -> EmbeddedSink:
         """Returns a sink that appends to `engine` as a new session."""
-        return EmbeddedSink(engine, self._committer, self._ticker, actor)
+        return EmbeddedSink(engine, self._committer, self._ticker, actor, epoch)
 
 
 class EmbeddedTable:
@@ -245,14 +267,21 @@ class EmbeddedTable:
         """Returns the table's configuration, with the limiter that holds now."""
         return self._engine.config
 
-    def writer(self, actor: str = "", *, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> Writer:
+    def writer(
+        self, actor: str = "", *, epoch: int | None = None, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S
+    ) -> Writer:
         """Returns a writer of episodes; `actor` names who writes, up to 128 characters.
 
-        `limit_timeout_s`: longest that an `append` of it waits for the table's limiter.
+        epoch: a number that rises with each life of the actor (0 to 2^62; a restart count, or seconds since 1970): earlier
+          writers of the actor, should they still live, are refused from now on, and their open episodes ended as truncated.
+          None: others may write as the same actor.
+        limit_timeout_s: longest that an `append` of it waits for the table's limiter.
+
+        Raises:
+          WriterFencedError: a writer of a larger epoch was there already.
         """
-        if not isinstance(actor, str) or len(actor) > 128 or not actor.isprintable():
-            raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor))
-        sink = self._replay.make_sink(self._engine, actor)
+        actor, epoch = check_actor(actor), check_epoch_number(epoch)
+        sink = self._replay.make_sink(self._engine, actor, epoch)
         return Writer(self.signature, self.config, sink, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
 
     def sample(
@@ -301,6 +330,10 @@ class EmbeddedTable:
             raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
         self._engine.set_limiter(limiter)
 
+    def compact(self) -> int:
+        """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""
+        return self._engine.compact()
+
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
 
@@ -334,4 +367,6 @@ class EmbeddedTable:
         decoder = ChunkDecoder(self.signature)
         decoded = [chunk for piece in pieces for chunk in decoder.decode(piece)]
         info = decoded[-1].header.info
-        return episode_columns(self.signature, decoded, start, info.first_step + info.n_steps if stop is None else stop)
+        cut = self._engine.cut_at(episode_id, stop)
+        stop = info.first_step + info.n_steps if stop is None else stop
+        return episode_columns(self.signature, decoded, start, stop, cut=cut)

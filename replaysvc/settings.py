@@ -4,6 +4,7 @@ The only module that reads the environment or a settings file; everything below 
 setting is refused wherever it comes from: a mistyped one would else be a default in silence.
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +14,22 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from replaysvc.config import StoreConfig
-from replaysvc.errors import InvalidRequestError, ReplayError
+from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError
+from replaysvc.rpc.limits import Limits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _PREFIX = "REPLAYSVC_"
 _FILE = "REPLAYSVC_CONFIG"  # names the settings file, so it is no setting itself
-_DEFAULTS = StoreConfig()
+_OTHERS = (_FILE, "REPLAYSVC_TOKEN_FILE", "REPLAYSVC_TLS_CA")  # nor are these: what commands that call a service show it
+_DEFAULTS, _LIMITS = StoreConfig(), Limits()
 
 
 class Settings(BaseSettings):
-    """Every setting of `replaysvc serve`. Byte sizes are whole numbers; see StoreConfig for what they bound.
+    """Every setting of `replaysvc serve`. Byte sizes are whole numbers; see StoreConfig and Limits for what they bound.
 
-    host: the address to bind. insecure: allow one that other machines reach, although nobody is asked for a password.
-    grace_s: seconds that calls under way get at the end.
+    host: the address to bind. tokens_file: who may call, see replaysvc/access.py. tls_certificate, tls_key: PEM files of the
+    server; tls_client_ca: PEM file of the CA of clients, which then need a certificate. insecure: allow an address that other
+    machines reach although these do not protect it. grace_s: seconds that calls under way get at the end.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
@@ -34,6 +38,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", min_length=1)
     port: int = Field(7777, ge=0, le=65_535)
     insecure: bool = False
+    tokens_file: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: str = "info"
     recent_cache_bytes: int = _DEFAULTS.recent_cache_bytes
@@ -41,6 +49,8 @@ class Settings(BaseSettings):
     commit_interval_s: float = _DEFAULTS.commit_interval_s
     commit_bytes: int = _DEFAULTS.commit_bytes
     queue_bytes: int = _DEFAULTS.queue_bytes
+    request_bytes: int = _LIMITS.request_bytes
+    answer_bytes: int = _LIMITS.answer_bytes
     state_interval_s: float = _DEFAULTS.state_interval_s
     disk_reserve_bytes: int = _DEFAULTS.disk_reserve_bytes
     scrub_bytes_per_s: int = _DEFAULTS.scrub_bytes_per_s
@@ -54,8 +64,18 @@ class Settings(BaseSettings):
         return level.lower()
 
     @model_validator(mode="after")
-    def _store_accepts_its_share(self) -> Self:
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            there, absent = ("tls_key", "tls_certificate") if self.tls_certificate is None else ("tls_certificate", "tls_key")
+            raise SpecMismatchError(there, f"{absent} with it", "none")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise SpecMismatchError("tls_client_ca", "tls_certificate and tls_key with it", "none")
+        return self
+
+    @model_validator(mode="after")
+    def _store_and_server_accept_their_share(self) -> Self:
         self.store()
+        self.limits()
         return self
 
     @classmethod
@@ -66,6 +86,36 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         file = TomlConfigSettingsSource(settings_cls)  # reads `toml_file` of the class that `load` made
         return init_settings, env_settings, file
+
+    @property
+    def is_private(self) -> bool:
+        """Returns whether only this machine reaches the address. Names other than localhost may mean anything."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def exposure(self) -> str | None:
+        """Returns what leaves the service open to whoever reaches its address, in words; None: nothing does."""
+        asks_who_calls = self.tokens_file is not None or self.tls_client_ca is not None
+        if self.is_private or (self.tls_certificate is not None and asks_who_calls):
+            return None
+        if self.tls_certificate is not None:
+            return "nobody is asked who they are"
+        return "tokens and data travel unencrypted" if asks_who_calls else "nobody is asked who they are, in plain text"
+
+    def check_exposure(self) -> None:
+        """Refuses an address that others reach and nothing protects, unless `insecure`. Raises InvalidRequestError."""
+        if self.exposure is not None and not self.insecure:
+            raise InvalidRequestError(
+                f"setting host: expected an address of this machine alone, found {self.host}, where {self.exposure}; "
+                "for others, give tls_certificate and tls_key, with tokens_file or tls_client_ca (SECURITY.md), or --insecure"
+            )
+
+    def limits(self) -> Limits:
+        """Returns the server's share of the settings. Raises SpecMismatchError."""
+        return Limits(request_bytes=self.request_bytes, answer_bytes=self.answer_bytes)
 
     def store(self) -> StoreConfig:
         """Returns the store's share of the settings. Raises SpecMismatchError."""
@@ -83,7 +133,7 @@ def load(options: Mapping[str, Any], file: Path | None) -> Settings:
             f"settings file {file}: expected a TOML file, found {'no file' if file.exists() else 'nothing'}"
         )
     for name in sorted(os.environ):
-        if name.startswith(_PREFIX) and name != _FILE and name.removeprefix(_PREFIX).lower() not in Settings.model_fields:
+        if name.startswith(_PREFIX) and name not in _OTHERS and name.removeprefix(_PREFIX).lower() not in Settings.model_fields:
             raise _unknown(name)
 
     class WithFile(Settings):

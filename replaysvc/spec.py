@@ -14,6 +14,7 @@ import json
 import math
 import operator
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -90,7 +91,7 @@ class FieldSpec:
         if self.precision is Precision.FLOAT16 and self.dtype.kind != "f":
             raise SpecMismatchError(f"{self.name}.precision", "FLOAT16 on a float dtype only", str(self.dtype))
         if self.max_error is not None:
-            if not (isinstance(self.max_error, int | float) and 0 <= self.max_error < math.inf):
+            if not (isinstance(self.max_error, int | float) and 0 <= self.max_error <= sys.float_info.max):
                 raise SpecMismatchError(f"{self.name}.max_error", "a finite number >= 0", repr(self.max_error))
             object.__setattr__(self, "max_error", float(self.max_error))
         if self.ragged:

@@ -38,6 +38,11 @@ class Windows:
         rows = np.where(inside, np.pad(self.rows, pad), self.end_row[:, None])
         return rows, np.where(inside, np.pad(self.offsets, pad), self.end_offset[:, None] + 1)
 
+    def part(self, start: int, stop: int) -> "Windows":
+        """Returns windows [start, stop)."""
+        parts = (self.rows, self.offsets, self.counts, self.end_row, self.end_offset)
+        return Windows(*(array[start:stop] for array in parts))
+
     def cut(self, counts: Array) -> "Windows":
         """Returns the windows with only their first `counts` steps, 1 <= counts <= self.counts."""
         at = np.arange(len(counts)), counts - 1
@@ -56,6 +61,10 @@ class Frames:
     offsets: Array
     missing: Array
     broken: Array
+
+    def part(self, start: int, stop: int) -> "Frames":
+        """Returns those of windows [start, stop)."""
+        return Frames(*(array[start:stop] for array in (self.rows, self.offsets, self.missing, self.broken)))
 
     def padded(self) -> Array:
         """Returns bool [B, K]: which entries stand before the episode's first observation."""

@@ -179,6 +179,11 @@ class Writer:
         finally:
             lock.release()
 
+    @property
+    def open_episode(self) -> int | None:
+        """Returns the key of the episode that this writer goes on with, None if there is none. For the sink."""
+        return self._episode_key if self._open and not self._closed else None
+
     def abandon(self) -> None:
         """Gives up the open episode, if any. Steps appended so far are kept; the episode stays without an end."""
         with self._guard("abandon"):

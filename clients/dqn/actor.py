@@ -2,14 +2,17 @@
 
 It acts epsilon-greedily with the newest network that the learner has published, asks for a newer one every few vector steps,
 and waits while it is too far ahead of the learner (see `learner.py` on pacing). Every episode is stored with the
-version that acted in its first step and with the seed that its environment was reset with.
+version that acted in its first step and, in its metadata, the seed that its environment was reset with and a name of its own.
+In the run directory it notes what it wrote, so that `audit.py` can compare that with what is stored.
 
 `python -m dqn.actor --address HOST:PORT --index N`; the configuration comes from the service.
 """
 
 import argparse
 import contextlib
+import itertools
 import logging
+import os
 import sys
 import threading
 from pathlib import Path
@@ -20,9 +23,9 @@ import torch
 
 import replay_client
 from dqn.config import Config
-from dqn.episodes import Ended, EpisodeRecorder, autoreset_mode
+from dqn.episodes import Ended, EpisodeRecorder, Unended, autoreset_mode
 from dqn.network import load_params
-from dqn.rundir import Metrics, RunDirectory, TrainEpisode
+from dqn.rundir import Acknowledged, Metrics, OpenEpisode, RunDirectory, TrainEpisode
 from dqn.task import ACTING, POLICY, await_config, fetch, make_envs, make_network, make_table, random_stream, stop_on_signals
 from replay_client import Replay, ReplayError, Table
 
@@ -70,7 +73,7 @@ def act(replay: Replay, config: Config, index: int, metrics: Metrics | None, sto
     table = make_table(replay, config)
     policy = Policy(replay, table, config)
     envs = make_envs(config, config.envs_per_actor)
-    name = f"actor-{index}"
+    name, life, numbers = f"actor-{index}", os.urandom(4).hex(), itertools.count()
     with contextlib.ExitStack() as stack:
         stack.callback(envs.close)
         writers = [stack.enter_context(table.writer(actor=name)) for _ in range(envs.num_envs)]
@@ -90,7 +93,9 @@ def act(replay: Replay, config: Config, index: int, metrics: Metrics | None, sto
                 seeds = [int(seed) for seed in rng.integers(1 << 31, size=envs.num_envs)]
                 observations, _ = envs.reset(seed=[*seeds], options={"reset_mask": ended})
                 recorder.policy_version = policy.version
-                recorder.metadata = [{"seed": seed, "env": i} for i, seed in enumerate(seeds)]
+                recorder.metadata = [
+                    {"seed": seed, "env": i, "episode": f"{life}-{next(numbers)}"} for i, seed in enumerate(seeds)
+                ]
                 recorder.begin(observations, ended)
             actions = policy.act(observations, rng)
             step = envs.step(actions)
@@ -100,13 +105,25 @@ def act(replay: Replay, config: Config, index: int, metrics: Metrics | None, sto
             observations, _, terminated, truncated, _ = step
             ended = terminated | truncated
             vector_steps += 1
-    return vector_steps * config.envs_per_actor
+    if metrics is not None:  # the writers are closed: all is acknowledged
+        for unended in recorder.unended():
+            metrics.write(_open_row(unended, name))
+        metrics.write(Acknowledged(actor=name, life=life, steps=recorder.steps))
+    return recorder.steps
+
+
+def _open_row(episode: Unended, actor: str) -> OpenEpisode:
+    return OpenEpisode(
+        episode=str(episode.metadata["episode"]), actor=actor, env=episode.env, policy_version=episode.policy_version,
+        return_=episode.return_, length=episode.length,
+    )  # fmt: skip
 
 
 def _metrics_row(episode: Ended, actor: str, epsilon: float) -> TrainEpisode:
     return TrainEpisode(
-        actor=actor, env=episode.env, policy_version=episode.policy_version, return_=episode.return_, length=episode.length,
-        terminated=episode.terminated, truncated=episode.truncated, seed=int(episode.metadata["seed"]), epsilon=epsilon,
+        episode=str(episode.metadata["episode"]), actor=actor, env=episode.env, policy_version=episode.policy_version,
+        return_=episode.return_, length=episode.length, terminated=episode.terminated, truncated=episode.truncated,
+        seed=int(episode.metadata["seed"]), epsilon=epsilon,
     )  # fmt: skip
 
 
@@ -117,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--index", type=int, default=0, help="number of this actor, from 0; each acts differently")
     parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes the metrics")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     stop = stop_on_signals()
     try:

@@ -40,7 +40,10 @@ class Ended:
 
 
 @dataclass(slots=True)
-class _Open:
+class Unended:
+    """An episode that goes on in environment `env`."""
+
+    env: int
     metadata: Mapping[str, Any]
     policy_version: int
     return_: float = 0.0
@@ -52,7 +55,8 @@ class EpisodeRecorder:
 
     def __init__(self, writers: Sequence[EpisodeWriter], mode: AutoresetMode) -> None:
         self._writers, self._mode = writers, mode
-        self._episodes: list[_Open | None] = [None] * len(writers)
+        self._episodes: list[Unended | None] = [None] * len(writers)
+        self.steps = 0  # appended so far
         self.policy_version = -1
         self.metadata: list[Mapping[str, Any]] = [{"env": i} for i in range(len(writers))]
 
@@ -81,6 +85,7 @@ class EpisodeRecorder:
             writer.append(actions[i], rewards[i], final, terminated=bool(terminated[i]), truncated=bool(truncated[i]))
             episode.return_ += float(rewards[i])
             episode.length += 1
+            self.steps += 1
             if over:
                 flags = bool(terminated[i]), bool(truncated[i])
                 ended.append(Ended(i, episode.return_, episode.length, *flags, episode.metadata, episode.policy_version))
@@ -89,9 +94,13 @@ class EpisodeRecorder:
                 self._begin(i, observation)
         return ended
 
+    def unended(self) -> list[Unended]:
+        """Returns the episodes that go on, and have a step already."""
+        return [episode for episode in self._episodes if episode is not None and episode.length]
+
     def _begin(self, i: int, observation: Any) -> None:
         self._writers[i].begin(observation, metadata=self.metadata[i], policy_version=self.policy_version)
-        self._episodes[i] = _Open(self.metadata[i], self.policy_version)
+        self._episodes[i] = Unended(i, self.metadata[i], self.policy_version)
 
 
 def autoreset_mode(envs: VectorEnv[Any, Any, Any]) -> AutoresetMode:

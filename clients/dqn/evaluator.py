@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
     parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes metrics and the best network")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     stop = stop_on_signals()
     try:

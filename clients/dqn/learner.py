@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--env", default=Config().env_id, help="Gymnasium environment of a new run")
     parser.add_argument("--seed", type=int, default=Config().seed, help="seed of a new run")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)  # the network is small: more threads would only take the actors' cores
     stop = stop_on_signals()
     if options.resume:

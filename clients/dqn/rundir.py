@@ -2,7 +2,8 @@
 
     config.json      the hyper-parameters, the seed among them
     versions.json    of Python and of the packages that matter
-    metrics.sqlite   one table each for training episodes, the learner's metrics and evaluations
+    metrics.sqlite   one table each for training episodes, what actors left open and had acknowledged at their end, the
+                     learner's metrics, evaluations, and outages of a service that the demo kills
     checkpoints/     one directory per checkpoint, named by its updates; written elsewhere and renamed, so always whole
     best.safetensors the network with the best evaluation
     logs/, replay/   what `replaysvc demo` keeps beside them: its processes' output and the service's store
@@ -28,8 +29,9 @@ PACKAGES = ("replaysvc", "torch", "gymnasium", "safetensors", "numpy", "grpcio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEpisode:
-    """One finished episode of an actor. `seed` is what its environment was reset with."""
+    """One finished episode of an actor. Its metadata have its name, `episode`, and the `seed` that made it, too."""
 
+    episode: str
     actor: str
     env: int
     policy_version: int
@@ -39,6 +41,30 @@ class TrainEpisode:
     truncated: bool
     seed: int
     epsilon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEpisode:
+    """An episode that was not over when its actor ended."""
+
+    episode: str
+    actor: str
+    env: int
+    policy_version: int
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """An actor's last row: the service has acknowledged all that it wrote, by its own count.
+
+    `life` tells apart the processes that were this actor, one after another; names of their episodes begin with it.
+    """
+
+    actor: str
+    life: str
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +98,18 @@ class Evaluation:
     solved: bool
 
 
-Row: TypeAlias = TrainEpisode | LearnerMetrics | Evaluation
-_TABLES: dict[type, str] = {TrainEpisode: "train_episodes", LearnerMetrics: "learner", Evaluation: "evaluations"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The service was killed, and listened again after so many seconds."""
+
+    seconds: float
+
+
+Row: TypeAlias = TrainEpisode | OpenEpisode | Acknowledged | LearnerMetrics | Evaluation | Outage
+_TABLES: dict[type, str] = {
+    TrainEpisode: "train_episodes", OpenEpisode: "open_episodes", Acknowledged: "acknowledged", LearnerMetrics: "learner",
+    Evaluation: "evaluations", Outage: "outages",
+}  # fmt: skip
 
 
 class RunDirectory:
@@ -94,9 +130,6 @@ class RunDirectory:
         replace_file(path / "versions.json", json.dumps(versions(), indent=2).encode())
         with sqlite3.connect(path / "metrics.sqlite") as database:
             database.execute("PRAGMA journal_mode=WAL")
-            for row, table in _TABLES.items():
-                columns = ", ".join(field.name for field in fields(row))
-                database.execute(f"CREATE TABLE {table} (time_s REAL NOT NULL, {columns})")
         database.close()
         replace_file(path / "config.json", config.to_json().encode())  # last: a directory with a configuration is whole
         return RunDirectory(path)
@@ -111,6 +144,19 @@ class Metrics:
     def __init__(self, run: RunDirectory) -> None:
         self._database = sqlite3.connect(run.metrics, timeout=30, isolation_level=None)
         self._database.execute("PRAGMA synchronous=OFF")  # a power cut may cost the newest rows
+        self._make_tables()
+
+    def _make_tables(self) -> None:
+        """Makes what is not there yet: all of a new run, some of one that an earlier version of this program began."""
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        for row, table in _TABLES.items():
+            database.execute(f"CREATE TABLE IF NOT EXISTS {table} (time_s REAL NOT NULL)")
+            there = {column[1] for column in database.execute(f"PRAGMA table_info({table})")}
+            for field in fields(row):
+                if field.name not in there:
+                    database.execute(f"ALTER TABLE {table} ADD COLUMN {field.name}")
+        database.execute("COMMIT")
 
     def write(self, row: Row) -> None:
         """Adds a row, stamped with the current time."""

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dqn.config import Config
@@ -20,6 +21,7 @@ class Watch:
         self._replay, self._metrics, self._config = replay, metrics, config
         self._first: _Look | None = None  # the first one with steps
         self._recent: list[_Look] = []
+        self._sampled_before = 0  # by processes of the service that are no more: its own counter begins at 0 with each
         self.stats: TableStats | None = None
         self.verdict: dict[str, Any] | None = None
 
@@ -32,7 +34,7 @@ class Watch:
         """Asks again; returns without news while there is no table yet or no service any more."""
         try:
             self.stats = self._replay.table(self._config.table).stats()
-            look = _Look(time.monotonic(), self.stats)
+            look = _Look(time.monotonic(), self.stats.next_position, self._sampled)
             if self._first is None and self.stats.next_position:
                 self._first = look
             self._recent = [*(old for old in self._recent if old.at_s > look.at_s - _RATE_WINDOW_S), look]
@@ -41,6 +43,16 @@ class Watch:
                 self.verdict = json.loads(params.data)
         except (NotFoundError, UnavailableError, WaitTimeoutError):  # whoever started the service sees how it is
             return
+
+    def service_restarted(self) -> None:
+        """To be called when the service was started anew: its counters since then begin at 0."""
+        self._sampled_before = self._sampled
+        if self.stats is not None:
+            self.stats = replace(self.stats, sampled_items_total=0)
+
+    @property
+    def _sampled(self) -> int:
+        return self._sampled_before + (self.stats.sampled_items_total if self.stats is not None else 0)
 
     def figures(self) -> dict[str, str]:
         """Returns what is worth showing while the run goes on, by name."""
@@ -71,20 +83,21 @@ class Watch:
             return
         steps_per_s, samples_per_s = self._first.rates(self._recent[-1])
         yield f"{stats.next_position:,} steps, {steps_per_s:,.0f} steps/s"
-        yield f"{stats.sampled_items_total:,} samples, {samples_per_s:,.0f} samples/s"
+        yield f"{self._sampled:,} samples, {samples_per_s:,.0f} samples/s"
         disk, chunks, raw = (total / stats.steps for total in (stats.disk_bytes, stats.stored_bytes, stats.raw_bytes))
         yield f"{disk:.1f} bytes on disk per step, {chunks:.1f} of them in chunks; raw (s, a, r, s') takes {raw:.1f}"
         yield f"compression ratio {raw / disk:.2f} on disk, {raw / chunks:.2f} in chunks"
 
 
+@dataclass(frozen=True, slots=True)
 class _Look:
     """The table's counters at a time."""
 
-    def __init__(self, at_s: float, stats: TableStats) -> None:
-        self.at_s, self._stats = at_s, stats
+    at_s: float
+    steps: int
+    sampled: int
 
     def rates(self, later: "_Look") -> tuple[float, float]:
         """Returns stored steps and sampled transitions per second between two looks."""
         seconds = max(later.at_s - self.at_s, 1e-9)
-        steps = later._stats.next_position - self._stats.next_position
-        return steps / seconds, (later._stats.sampled_items_total - self._stats.sampled_items_total) / seconds
+        return (later.steps - self.steps) / seconds, (later.sampled - self.sampled) / seconds

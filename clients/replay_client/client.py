@@ -17,7 +17,7 @@ from replaysvc.spec import Signature
 from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _SNAPSHOT_TIMEOUT_S = 3600.0  # it copies all that is stored
 
 
@@ -27,7 +27,7 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = ProcessLock()
-        self._senders: dict[tuple[int, str, str], Sender] = {}
+        self._senders: dict[tuple[int, str, str, int | None], Sender] = {}
         self._retired: list[Sender] = []  # of tables that were deleted
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,12 +156,12 @@ class Client:
         for sender in idle:  # else its thread would wait for ever for nothing
             sender.close(0.0)
 
-    def sender(self, table: str, actor: str) -> Sender:
-        """Returns this process's sender for the writers of `actor` to a table."""
+    def sender(self, table: str, actor: str, epoch: int | None, lease_s: float) -> Sender:
+        """Returns this process's sender for the writers of `actor` to a table, which has leases of `lease_s`."""
         with self._lock:
-            key = (os.getpid(), table, actor)
+            key = (os.getpid(), table, actor, epoch)
             if key not in self._senders or self._senders[key].ended:
-                self._senders[key] = Sender(self._connection, table, actor)
+                self._senders[key] = Sender(self._connection, table, actor, epoch, lease_s)
             return self._senders[key]
 
     @property

@@ -9,18 +9,21 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import grpc
 
+from replay_client.credentials import Tls as Tls
+from replay_client.credentials import Token, mismatch
 from replay_client.frames import join_pieces
 from replaysvc.config import MAX_MESSAGE_BYTES, ClientConfig
 from replaysvc.errors import (
     InvalidRequestError,
+    PermissionDeniedError,
     ReplayError,
     SpecMismatchError,
+    UnauthenticatedError,
     UnavailableError,
     WaitTimeoutError,
     from_wire,
@@ -29,6 +32,12 @@ from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
 ERROR_KEY = "replaysvc-error"
+RETRY_KEY = "replaysvc-retry-after-ms"
+SIZE_KEY = "replaysvc-bytes"
+_LARGE = ("Append", "UpdatePriorities", "DeleteEpisodes")  # methods whose requests may be larger than one message to the server
+_PIECE_BYTES = 1 << 20
+_LONGEST_WISH_S = 60.0  # a server's wish to be left alone for longer is none that we grant
+_TICK_S = 0.1  # how often a pause looks whether the connection was closed
 _FORK_WAIT_S = 5.0  # how long a fork waits for calls that are under way
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _OPTIONS = (
@@ -48,6 +57,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[ReplayError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: WaitTimeoutError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: UnavailableError,  # too many calls are under way there
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,  # these two, from a proxy
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
 }
 """For statuses that gRPC itself gives, without the name of an error class."""
 
@@ -55,15 +66,6 @@ _TOO_LARGE = "larger than max"  # within the details of gRPC's other RESOURCE_EX
 
 Answer = TypeVar("Answer")
 _inherited: list[Any] = []  # channels of a parent process: closing one in a child may hang, so they are kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """Transport security: PEM bytes. `root_certificates` None trusts the system's; a key and chain make it mutual."""
-
-    root_certificates: bytes | None = None
-    private_key: bytes | None = None
-    certificate_chain: bytes | None = None
 
 
 class ProcessLock:
@@ -130,18 +132,22 @@ os.register_at_fork(before=_gate.close, after_in_parent=_gate.open, after_in_chi
 class Connection:
     """Calls to one address. Thread-safe and picklable; a copy in another process connects by itself."""
 
-    def __init__(self, address: str, token: str | None, tls: Tls | None, config: ClientConfig) -> None:
+    def __init__(self, address: str, token: str | Token | None, tls: Tls | None, config: ClientConfig) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise SpecMismatchError("address", "host:port", repr(address))
         if token is not None and tls is None and host not in ("localhost", "127.0.0.1", "[::1]"):
             raise SpecMismatchError("token", "tls with it, since the host is not this machine", "no tls")
         self.address, self.config = address, config
-        self._token, self._tls = token, tls
+        self._token = token if token is None or isinstance(token, Token) else Token(token)
+        self._tls = tls
+        self._answered = False  # whether a server was ever there
         self._lock = ProcessLock()
         self._process = -1
+        self._closes = 0
         self._channel: Any = None
         self._stub: Any = None
+        self._joined: Any = None  # the methods of _LARGE, for requests in several messages
         self._frames: Any = None
         self._pieces: Any = None
 
@@ -156,7 +162,7 @@ class Connection:
             if self._process == process:
                 return
             if self._process != -1:
-                _inherited.append((self._channel, self._stub, self._frames, self._pieces))
+                _inherited.append((self._channel, self._stub, self._joined, self._frames, self._pieces))
             if self._tls is None:
                 channel = grpc.insecure_channel(self.address, options=_OPTIONS)
             else:
@@ -166,6 +172,13 @@ class Connection:
                 channel = grpc.secure_channel(self.address, credentials, options=_OPTIONS)
             self._channel = channel
             self._stub = replay_pb2_grpc.ReplayServiceStub(channel)  # type: ignore[no-untyped-call]  # generated
+            self._joined = {
+                method: channel.stream_unary(
+                    f"/replaysvc.v1.ReplayService/{method}",
+                    response_deserializer=getattr(pb, f"{method}Response").FromString,
+                )
+                for method in _LARGE
+            }
             serialize = pb.SampleRequest.SerializeToString
             self._frames = channel.unary_unary("/replaysvc.v1.ReplayFrames/Sample", request_serializer=serialize)
             self._pieces = channel.unary_stream("/replaysvc.v1.ReplayFrames/SampleLarge", request_serializer=serialize)
@@ -173,7 +186,7 @@ class Connection:
 
     @property
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self._token}"),) if self._token is not None else ()
+        return self._token.metadata if self._token is not None else ()
 
     def call(self, method: str, request: Any, *, timeout_s: float | None = None) -> Any:
         """Returns the answer of one attempt of a unary method.
@@ -183,8 +196,16 @@ class Connection:
         """
         self._connect()
         timeout_s = self.config.call_timeout_s if timeout_s is None else timeout_s
+        metadata, call, message = self._metadata, getattr(self._stub, method), request
+        if method in _LARGE:
+            size = request.ByteSize()
+            if size > MAX_MESSAGE_BYTES:
+                raise InvalidRequestError(f"{method}: expected a request of at most {MAX_MESSAGE_BYTES} bytes, found {size}")
+            metadata += ((SIZE_KEY, str(size)),)
+            if size > _PIECE_BYTES:
+                call, message = self._joined[method], _pieces_of(request.SerializeToString())
         with translated(self.address), _gate:
-            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
+            return call(message, timeout=timeout_s, metadata=metadata)
 
     def call_stream(self, method: str, request: Any) -> list[Any]:
         """Returns all answers of one attempt of a method that streams them. Raises as `call`."""
@@ -226,31 +247,64 @@ class Connection:
             finally:
                 pieces.cancel()  # else one that is refused half-way would go on
 
-    def retrying(self, attempt: Callable[[], Answer], *, again: Callable[[], Answer] | None = None) -> Answer:
-        """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer.
+    def retrying(
+        self, attempt: Callable[[], Answer], *, again: Callable[[], Answer] | None = None, closes: int | None = None
+    ) -> Answer:
+        """Returns what `attempt` returns, trying again for `reconnect_timeout_s` while the server does not answer or is busy.
+        One that is there but cannot be talked to, since only one side speaks TLS, say, is given up at once.
 
         `again` takes the place of `attempt` from the second time on, when an earlier one may have been done and only its
-        answer lost.
+        answer lost. A `close` after this began, or after the count `closes` was taken, ends the trying.
         """
+        closes = self._closes if closes is None else closes
         deadline = time.monotonic() + self.config.reconnect_timeout_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, reason = _FIRST_PAUSE_S, None
         while True:
             try:
-                return attempt()
-            except (UnavailableError, WaitTimeoutError):
-                attempt = again or attempt
+                answer = attempt()
+                self._answered = True
+                return answer
+            except ReplayError as error:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if isinstance(error, UnavailableError | WaitTimeoutError):
+                    before, reason = reason, None if self._answered else mismatch(self.address, self._tls, str(error))
+                    if reason is not None and reason == before:  # twice: a server that is ending may look like that, once
+                        raise UnavailableError(reason) from error
+                elif error.retry_after_s is None:
                     raise
-                time.sleep(min(left, pause_s * random.uniform(0.5, 1.0)))  # jitter: many clients come back at once
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                attempt = again or attempt
+                if left <= 0 or self._closes != closes:
+                    raise
+                if error.retry_after_s is not None:  # it is there, and knows best
+                    wait_s = error.retry_after_s * random.uniform(1.0, 2.0)
+                else:
+                    wait_s = pause_s * random.uniform(0.5, 1.0)  # jitter: many clients come back at once
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                self._pause(min(left, wait_s), closes)
+
+    def _pause(self, seconds: float, closes: int) -> None:
+        """Waits, but not beyond a `close`."""
+        end = time.monotonic() + seconds
+        while self._closes == closes and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _TICK_S))
+
+    @property
+    def closes(self) -> int:
+        """Returns how often this connection was closed so far."""
+        return self._closes
 
     def close(self) -> None:
         """Closes this process's channel; a later call makes a new one."""
         if self._process == os.getpid():
             with self._lock:
+                self._closes += 1
                 self._channel.close()
                 self._process = -1
+
+
+def _pieces_of(data: bytes) -> Iterator[bytes]:
+    """Yields the messages that a large request is sent as."""
+    return (data[start : start + _PIECE_BYTES] for start in range(0, len(data), _PIECE_BYTES))
 
 
 class translated:
@@ -275,13 +329,17 @@ class translated:
 def error_of(error: Any, address: str) -> ReplayError:
     """Returns the error of this project that a gRPC error stands for."""
     code, sentence = error.code(), error.details() or ""
-    names = [value for key, value in error.trailing_metadata() or () if key == ERROR_KEY]
-    if names:
-        return from_wire(str(names[0]), sentence)
+    metadata = dict(error.trailing_metadata() or ())
+    if ERROR_KEY in metadata:
+        found = from_wire(str(metadata[ERROR_KEY]), sentence)
+        wish = str(metadata.get(RETRY_KEY, ""))
+        if wish.isdigit() and len(wish) < 10:
+            found.retry_after_s = min(_LONGEST_WISH_S, int(wish) / 1000)
+        return found
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"no server answers at {address} ({sentence})")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WaitTimeoutError(f"the server at {address} did not answer in time")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in sentence:
-        return InvalidRequestError(f"{address}: expected messages of at most {MAX_MESSAGE_BYTES} bytes; {sentence}")
+        return InvalidRequestError(f"{address}: expected smaller messages; {sentence}")
     return _BY_STATUS.get(code, ReplayError)(f"{address}: {sentence or code}")

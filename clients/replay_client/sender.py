@@ -9,17 +9,15 @@ A table's limiter that holds chunks back is no failure. The sender asks again an
 chunks of one message are let in together; and meanwhile writers wait for that chunk instead of queueing more.
 """
 
-import atexit
 import logging
 import os
+import random
 import threading
 import time
-import weakref
-from collections import deque
-from dataclasses import dataclass
 
+from replay_client.backlog import MAX_CHUNKS, Backlog
 from replay_client.connection import Connection
-from replaysvc.codec.header import decoded_bytes
+from replay_client.lifetimes import register
 from replaysvc.errors import (
     CapacityError,
     ChunkCorruptError,
@@ -32,44 +30,38 @@ from replaysvc.errors import (
     WaitTimeoutError,
     from_wire,
 )
+from replaysvc.options import WhenFull
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1  # how often part-filled chunks are looked at
+_BEAT_TIMEOUT_S, _BEAT_PAUSE_S = 5.0, 1.0
+_HEARTBEATS = 5  # so often within a lease the server hears that writers are alive whose environments are slow
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _FIRST_LIMITED_PAUSE_S, _LONGEST_LIMITED_PAUSE_S = 0.05, 0.2  # the server itself waits a second before it refuses
 _QUICK_S = 0.3  # an append that took less did not wait for the limiter, or hardly
 _PATIENCE_S = 2.0  # how long attempts are repeated before an old failure is told again; gRPC reconnects within 1 s
-_EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
-_MAX_CHUNKS = 16_384  # of one append
-_MAX_DECODED_BYTES = 32 << 20  # of one append's chunks: however well they compress, the server must hold them decoded
 _TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError, StorageError)  # a restart may cure the last, too
 _CLOSED = "this writer's client was closed"
 _PERMANENT = (ChunkCorruptError, FormatVersionError)  # which are StorageErrors, but what is refused once is refused again
 
 
-@dataclass(frozen=True, slots=True)
-class _Queued:
-    sequence: int
-    chunk: bytes
-    decoded_bytes: int
-
-
 class Sender:
     """Stores chunks of one session. Thread-safe; belongs to the process that made it."""
 
-    def __init__(self, connection: Connection, table: str, actor: str) -> None:
-        self._connection, self._table, self._actor = connection, table, actor
+    def __init__(self, connection: Connection, table: str, actor: str, epoch: int | None, lease_s: float) -> None:
+        self._connection, self._table, self._actor, self._epoch = connection, table, actor, epoch
+        self._heartbeat_s = lease_s / _HEARTBEATS
+        self._heard_at = time.monotonic()  # when the server last heard of the writers
         self._config = connection.config
         self._process = os.getpid()
         self._session = os.urandom(16)
         self._changed = threading.Condition()
-        self._queue: deque[_Queued] = deque()  # not acknowledged, in order
-        self._queued_bytes = 0
-        self._put = self._episodes = 0  # chunks and episodes so far: the next numbers
+        self._backlog = Backlog()
+        self._episodes = 0  # so far: the next number
         self._known = False  # whether the server and this sender agree on the session
         self._urgent = self._ending = self._closing = False  # `_ending`: `close` has begun; `_closing`: it takes no more
         self._permanent: ReplayError | None = None  # no chunk will ever be stored again: the thread has ended
@@ -77,19 +69,18 @@ class Sender:
         self._failing: ReplayError | None = None  # what failed last, since `_failing_since`
         self._failing_since: float | None = None
         self._limited: LimitedError | None = None  # what the limiter last said, until chunks are let in quickly again
-        self._most_chunks = _MAX_CHUNKS  # of the next append
+        self._most_chunks = MAX_CHUNKS  # of the next append
         self._attempts = 0  # how many ended, well or not
         self._hurry = False  # whether the pause after a failed attempt is over
         self._told = False  # whether a user has seen the permanent error
         self._writers: set[Writer] = set()
         self._thread: threading.Thread | None = None
-        _senders.add(self)
+        register(self)
 
     # -- what writers call --------------------------------------------------------------------------------------------
 
     def put(self, chunk: bytes, *, wait: bool, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> None:
         self._check_process()
-        queued_bytes = decoded_bytes(chunk)
         with self._changed:
             if wait:
                 self._wait_for_room(limit_timeout_s)
@@ -98,9 +89,7 @@ class Sender:
             if wait or self._permanent is not None:
                 self._try_again()
                 self._raise_error()
-            self._queue.append(_Queued(self._put, chunk, queued_bytes))
-            self._queued_bytes += len(chunk)
-            self._put += 1
+            self._backlog.put(chunk)
             self._changed.notify_all()
 
     def _wait_for_room(self, limit_timeout_s: float) -> None:
@@ -109,6 +98,9 @@ class Sender:
             if self._held_back is None:
                 if not self._full:
                     return
+                if self._config.when_full is WhenFull.RAISE:
+                    full = f"buffer_bytes={self._config.buffer_bytes}, when_full=raise"
+                    raise CapacityError(f"append: {self._backlog.bytes} bytes are not acknowledged yet ({full}); not taken")
                 self._changed.wait()
                 continue
             if self._ending:
@@ -123,17 +115,17 @@ class Sender:
         self._check_process()
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            wanted = self._put
+            wanted = self._backlog.end
             self._urgent = True
             self._changed.notify_all()
             self._try_again()
-            while self._queue and self._queue[0].sequence < wanted:
+            while self._backlog.first < wanted:
                 self._raise_error()
                 if self._closing:
-                    raise UnavailableError(f"flush: this writer's client was closed with {len(self._queue)} chunks not stored")
+                    raise UnavailableError(f"flush: the client was closed with {len(self._backlog)} chunks not stored")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    count, why = len(self._queue), self._failing or self._limited
+                    count, why = len(self._backlog), self._failing or self._limited
                     raise WaitTimeoutError(
                         f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued"
                         + (f" ({why})" if why is not None else "")
@@ -201,7 +193,7 @@ class Sender:
     @property
     def idle(self) -> bool:
         """Returns whether nothing waits to be stored, and nobody is there to write more."""
-        return not self._queue and not self._writers
+        return not self._backlog and not self._writers
 
     def disown(self) -> None:
         """After a fork, in the child: ends the parent's writers here. Other threads, and the locks that they held, are gone."""
@@ -215,12 +207,12 @@ class Sender:
 
     @property
     def _full(self) -> bool:
-        return self._queued_bytes >= self._config.buffer_bytes
+        return self._backlog.bytes >= self._config.buffer_bytes
 
     @property
     def _held_back(self) -> LimitedError | None:
         """Returns what the limiter said, if a chunk waits for it and others must not queue behind it."""
-        return self._limited if self._queue else None
+        return self._limited if self._backlog else None
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -233,8 +225,10 @@ class Sender:
         pause_s, limited_pause_s = _FIRST_PAUSE_S, _FIRST_LIMITED_PAUSE_S
         while self._wait_for_work():
             try:
-                if self._queue:
+                if self._backlog:
                     self._send()
+                else:
+                    self._beat()
                 self._succeeded()
                 pause_s, limited_pause_s = _FIRST_PAUSE_S, _FIRST_LIMITED_PAUSE_S
             except LimitedError as error:
@@ -247,10 +241,15 @@ class Sender:
                     log.error("table %s: chunks are refused: %s", self._table, error)
                     return self._end(self._told_apart(error))
                 self._failed(error)
+                wish_s = error.retry_after_s  # of a server that is there, and busy: it knows best
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closing or self._hurry, pause_s)
+                    self._changed.wait_for(
+                        lambda: self._closing or self._hurry,
+                        pause_s if wish_s is None else wish_s * random.uniform(1.0, 2.0),
+                    )
                     self._hurry = False
-                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
+                if wish_s is None:
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             except Exception as error:  # no thread, no storing: say so to whoever writes, rather than let them wait
                 log.exception("table %s: the sender failed", self._table)
                 return self._end(StorageError(f"table {self._table}: the sender failed ({error!r}); chunks are not stored"))
@@ -270,8 +269,8 @@ class Sender:
     def _wait_for_work(self) -> bool:
         """Waits for chunks, and looks at part-filled ones now and then; False when the end has come."""
         with self._changed:
-            if not self._queue:
-                self._changed.wait_for(lambda: self._closing or self._queue, _TICK_S)
+            if not self._backlog:
+                self._changed.wait_for(lambda: self._closing or self._backlog, _TICK_S)
             if self._closing:
                 return False
             busy = self._full or self._transient is not None or self._held_back is not None
@@ -286,30 +285,23 @@ class Sender:
     def _send(self) -> None:
         """Makes one attempt to store the first chunks of the queue."""
         if not self._known:
-            opening = pb.OpenSessionRequest(table=self._table, session_id=self._session)
-            last = self._connection.call("OpenSession", opening).last_sequence
+            last = self._open_session()
             with self._changed:
-                first = self._queue[0].sequence if self._queue else self._put
-                if last < first - 1:
+                if last < self._backlog.first - 1:
                     known = f"the server knows this session up to chunk {last}"
-                    raise SequenceError(f"{known}, but chunk {first - 1} was acknowledged")
+                    raise SequenceError(f"{known}, but chunk {self._backlog.first - 1} was acknowledged")
                 self._acknowledge(last)
                 self._known = True
         with self._changed:
-            chunks: list[pb.AppendChunk] = []
-            size = decoded = 0
-            for queued in self._queue:
-                size += len(queued.chunk)
-                decoded += queued.decoded_bytes
-                full = size > self._config.append_bytes or decoded > _MAX_DECODED_BYTES or len(chunks) >= self._most_chunks
-                if chunks and full:
-                    break
-                chunks.append(pb.AppendChunk(sequence=queued.sequence, chunk=queued.chunk))
+            chunks = self._backlog.next_append(self._most_chunks, self._config.append_bytes)
             urgent = self._urgent or self._limited is not None  # a writer may wait for just these
-            self._urgent = self._urgent and len(chunks) < len(self._queue)
+            self._urgent = self._urgent and len(chunks) < len(self._backlog)
         if not chunks:
             return
-        request = pb.AppendRequest(table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent)
+        request = pb.AppendRequest(
+            table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent, epoch=self._epoch,
+            open_episodes=self._alive(),
+        )  # fmt: skip
         began = time.monotonic()
         try:
             last = self._connection.call("Append", request).last_sequence
@@ -318,15 +310,39 @@ class Sender:
             self._urgent = self._urgent or urgent
             raise
         with self._changed:
+            self._heard_at = time.monotonic()
             self._acknowledge(last)
             if self._limited is not None and time.monotonic() - began < _QUICK_S:
-                self._most_chunks = min(_MAX_CHUNKS, 2 * self._most_chunks)
-                if not self._queue:
-                    self._limited, self._most_chunks = None, _MAX_CHUNKS
+                self._most_chunks = min(MAX_CHUNKS, 2 * self._most_chunks)
+                if not self._backlog:
+                    self._limited, self._most_chunks = None, MAX_CHUNKS
+
+    def _beat(self) -> None:
+        """Tells the server that the writers are alive, if it has not heard of them for long."""
+        if time.monotonic() - self._heard_at < self._heartbeat_s or not self._alive():
+            return
+        try:
+            self._open_session(min(self._config.call_timeout_s, _BEAT_TIMEOUT_S))
+        except _TRANSIENT as error:  # nobody waits for this, and chunks will tell when it lasts
+            if isinstance(error, _PERMANENT):
+                raise
+            log.debug("table %s: no heartbeat: %s", self._table, error)
+            self._heard_at = time.monotonic() - max(0.0, self._heartbeat_s - _BEAT_PAUSE_S)
+
+    def _open_session(self, timeout_s: float | None = None) -> int:
+        request = pb.OpenSessionRequest(
+            table=self._table, session_id=self._session, actor=self._actor, epoch=self._epoch, open_episodes=self._alive()
+        )
+        last: int = self._connection.call("OpenSession", request, timeout_s=timeout_s).last_sequence
+        self._heard_at = time.monotonic()
+        return last
+
+    def _alive(self) -> list[int]:
+        """Returns the keys of the episodes that writers go on with."""
+        return [key for writer in self._attached() if (key := writer.open_episode) is not None]
 
     def _acknowledge(self, last: int) -> None:
-        while self._queue and self._queue[0].sequence <= last:
-            self._queued_bytes -= len(self._queue.popleft().chunk)
+        self._backlog.acknowledge(last)
         self._changed.notify_all()
 
     def _succeeded(self) -> None:
@@ -350,7 +366,8 @@ class Sender:
             self._failing = error
             if self._failing_since is None:
                 self._failing_since = now
-                log.warning("table %s: cannot append, trying again: %s", self._table, error)
+                level = logging.WARNING if error.retry_after_s is None else logging.DEBUG
+                log.log(level, "table %s: cannot append, trying again: %s", self._table, error)
             if now - self._failing_since >= self._config.reconnect_timeout_s:
                 self._transient = error
             self._attempts += 1
@@ -372,23 +389,3 @@ class Sender:
     @property
     def _whose(self) -> str:
         return f"this writer belongs to process {self._process}; make one in this process with table.writer()"
-
-
-_senders: "weakref.WeakSet[Sender]" = weakref.WeakSet()
-
-
-def _disown_all() -> None:
-    for sender in list(_senders):
-        sender.disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
-
-
-@atexit.register
-def _flush_at_exit() -> None:
-    for sender in list(_senders):
-        try:
-            sender.close(_EXIT_FLUSH_S)
-        except ReplayError as error:
-            log.error("at exit, chunks were not stored: %s", error)

@@ -14,10 +14,10 @@ from replay_client.connection import translated
 from replay_client.frames import decode_frame
 from replay_client.windows import request_of, steps_of
 from replaysvc.batch import assemble, episode_columns
-from replaysvc.checks import check_number
+from replaysvc.checks import check_actor, check_epoch_number, check_number
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
-from replaysvc.errors import NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
+from replaysvc.errors import CapacityError, NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
 from replaysvc.options import Fifo, Lifo, Limiter
 from replaysvc.requests import Episodes, Transitions, Window
 from replaysvc.spec import Signature
@@ -32,6 +32,7 @@ _MAX_BATCH = 1 << 20
 _UNDER_WAY_BYTES = 128 << 20  # of batches that a stream has asked for: each lies in the server's memory until it is sent
 _WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
 _LARGER = 10  # times as long as other calls may one take whose answer is streamed
+_COMPACT_TIMEOUT_S = 3600.0  # it may write anew much of what is stored
 _PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 
 
@@ -47,14 +48,18 @@ class RemoteTable:
     def __reduce__(self) -> tuple[Any, ...]:
         return (RemoteTable, (self._client, self.name, self.signature, self.config))
 
-    def writer(self, actor: str = "", *, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S) -> Writer:
+    def writer(
+        self, actor: str = "", *, epoch: int | None = None, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S
+    ) -> Writer:
         """Returns a writer of episodes; `actor` names who writes, up to 128 characters. Writers of one actor share a sender.
 
-        `limit_timeout_s`: longest that an `append` of it waits for the table's limiter.
+        epoch: a number that rises with each life of the actor (0 to 2^62; a restart count, or seconds since 1970): earlier
+          writers of the actor, should they still live, are refused from now on, and their open episodes ended as truncated.
+          None: others may write as the same actor. A newer one that was there already is told by the next call.
+        limit_timeout_s: longest that an `append` of it waits for the table's limiter.
         """
-        if not isinstance(actor, str) or len(actor) > 128 or not actor.isprintable():
-            raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor))
-        sender = self._client.sender(self.name, actor)
+        actor, epoch = check_actor(actor), check_epoch_number(epoch)
+        sender = self._client.sender(self.name, actor, epoch, self.config.lease_s)
         return Writer(self.signature, self.config, sender, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
 
     def sample(
@@ -102,14 +107,15 @@ class RemoteTable:
         under_way: deque[Any] = deque()
         try:
             while True:
+                closes = connection.closes
                 while len(under_way) < prefetch:
                     under_way.append(connection.start_sample(request, connection.config.call_timeout_s))
                 future = under_way.popleft()
                 try:
                     with translated(connection.address):
                         frame = future.result()
-                except (UnavailableError, WaitTimeoutError, NotReadyError):
-                    yield self._sample(request, what, time.monotonic() + timeout_s)
+                except (UnavailableError, WaitTimeoutError, NotReadyError, CapacityError):
+                    yield self._sample(request, what, time.monotonic() + timeout_s, closes)
                     continue
                 yield self._batch(frame, what)
         finally:
@@ -129,8 +135,10 @@ class RemoteTable:
             what, table=self.name, batch_size=batch_size, sampler=_sampler(sampler), seed=seed, beta=beta, timeout_s=timeout_s
         )
 
-    def _sample(self, request: pb.SampleRequest, what: Window, deadline: float) -> Batch:
+    def _sample(self, request: pb.SampleRequest, what: Window, deadline: float, closes: int | None = None) -> Batch:
+        """`closes`: of the connection, as of when this was asked for; a later close ends it."""
         connection = self._client.connection
+        closes = connection.closes if closes is None else closes
 
         def attempt() -> bytes | bytearray:
             left = max(0.0, deadline - time.monotonic())
@@ -145,11 +153,13 @@ class RemoteTable:
         while True:
             asked = time.monotonic()
             try:
-                return self._batch(connection.retrying(attempt), what)
+                return self._batch(connection.retrying(attempt, closes=closes), what)
             except NotReadyError:
                 now = time.monotonic()
                 if now >= deadline:
                     raise
+                if connection.closes != closes:
+                    raise UnavailableError(f"the connection to {connection.address} was closed") from None
                 if now - asked < _PAUSE_S:
                     time.sleep(min(deadline - now, _PAUSE_S * random.uniform(0.5, 1.0)))
 
@@ -188,6 +198,15 @@ class RemoteTable:
         config = self.config.limited(limiter)
         self._call("SetLimiter", pb.SetLimiterRequest(table=self.name, limiter_json=json.dumps(limiter.to_json())))
         self.config = config
+
+    def compact(self) -> int:
+        """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back.
+
+        If an answer was lost, the number counts only what the last attempt gave back.
+        """
+        connection, request = self._client.connection, pb.CompactRequest(table=self.name)
+        freed: int = connection.retrying(lambda: connection.call("Compact", request, timeout_s=_COMPACT_TIMEOUT_S)).freed_bytes
+        return freed
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
@@ -254,7 +273,8 @@ class RemoteTable:
         if not decoded:
             raise NotFoundError(f"episode {episode_id} is not in table {self.name}")
         info = decoded[-1].header.info
-        return episode_columns(self.signature, decoded, start, info.first_step + info.n_steps if stop is None else stop)
+        stop = info.first_step + info.n_steps if stop is None else stop
+        return episode_columns(self.signature, decoded, start, stop, cut=pieces[-1].truncated)
 
     def _call(self, method: str, request: Any) -> Any:
         connection = self._client.connection
@@ -289,5 +309,5 @@ def _record(message: pb.Episode) -> EpisodeRecord:
         episode_id=message.episode_id, actor=message.actor, length=message.length, first_step=message.first_step,
         return_=getattr(message, "return"), terminated=message.terminated, truncated=message.truncated, closed=message.closed,
         policy_version=message.policy_version, started_at_s=message.started_at_s,
-        metadata=json.loads(message.metadata_json or "{}"),
+        metadata=json.loads(message.metadata_json or "{}"), end_reason=message.end_reason,
     )  # fmt: skip

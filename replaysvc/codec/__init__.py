@@ -4,7 +4,7 @@ from replaysvc.codec.cast import StoredColumn, widen
 from replaysvc.codec.checksum import checksum
 from replaysvc.codec.decoder import ChunkDecoder, DecodedChunk
 from replaysvc.codec.encoder import ChunkEncoder
-from replaysvc.codec.header import ChunkHeader, ChunkInfo, read_header, steps_of
+from replaysvc.codec.header import ChunkHeader, ChunkInfo, checksum_of, read_header, steps_of
 
 __all__ = [
     "ChunkDecoder",
@@ -14,6 +14,7 @@ __all__ = [
     "DecodedChunk",
     "StoredColumn",
     "checksum",
+    "checksum_of",
     "read_header",
     "steps_of",
     "widen",

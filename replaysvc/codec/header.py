@@ -125,6 +125,11 @@ def decoded_bytes(chunk: bytes) -> int:
     return sum(raw for _, _, raw, _ in DESCRIPTOR.iter_unpack(chunk[at : at + DESCRIPTOR.size * count]))
 
 
+def checksum_of(chunk: bytes) -> int:
+    """Returns the checksum that a chunk states, -1 for what is too short to state one."""
+    return int(PREFIX.unpack_from(chunk)[3]) if len(chunk) >= PREFIX.size else -1
+
+
 def steps_of(chunk: bytes) -> int:
     """Returns the steps of a chunk if its checksum holds, else the most that any chunk has; for when nothing else tells."""
     data = memoryview(chunk)

@@ -11,8 +11,8 @@ import numpy as np
 
 from replaysvc.errors import InvalidRequestError, NotFoundError
 from replaysvc.index.chunk_links import NONE
-from replaysvc.index.table_index import DEAD, EPISODE_FIELDS, TERMINATED, TRUNCATED, TableIndex
-from replaysvc.types import Array, EpisodeRecord
+from replaysvc.index.table_index import DEAD, EPISODE_FIELDS, LOST, TERMINATED, TRUNCATED, Added, TableIndex
+from replaysvc.types import EpisodeRecord
 
 
 def list_episodes(
@@ -45,11 +45,35 @@ def _record(index: TableIndex, episode_id: int) -> EpisodeRecord:
         policy_version=int(row["policy_version"]),
         started_at_s=float(row["started_at_s"]),
         metadata={},
+        end_reason="lost_actor" if flags & LOST else "",
     )
 
 
-def episode_chunk_ids(index: TableIndex, table: str, episode_id: int, start: int, stop: int | None) -> tuple[Array, Array]:
-    """Returns (chunk ids, stored bytes) of the chunks that hold steps [start, stop) of an episode, in order."""
+def end_lost(index: TableIndex, ends: Mapping[int, int]) -> Added:
+    """Ends open episodes with their last stored step, as truncated since their writers are gone; `ends`: number of end by id.
+
+    Returns them as what was added, without chunks. Those that are not known, or have an end already, are passed over.
+    """
+    episodes, chunks, base = index.episodes, index.chunks, index.chunks.base
+    ids = np.array(sorted(number for number in ends if episodes.base <= number < episodes.end), np.int64)
+    first_row, lengths, closed = index.episode_state(ids)
+    here = (first_row >= 0) & ~closed
+    ids, lengths, at = ids[here], lengths[here], ids[here] - episodes.base
+    episodes["flags"][at] |= TRUNCATED | LOST
+    rows = episodes["last_row"][at]
+    chunks["flags"][rows[rows >= base] - base] |= TRUNCATED
+    index.lost.update((number, ends[number]) for number in ids.tolist())
+    return Added(range(chunks.end, chunks.end), ids, lengths)
+
+
+def forget_lost(index: TableIndex) -> None:
+    """Forgets the ends of episodes of which no step is left."""
+    for number in [number for number in index.lost if index.is_removed(number)]:
+        del index.lost[number]
+
+
+def episode_chunk_rows(index: TableIndex, table: str, episode_id: int, start: int, stop: int | None) -> list[int]:
+    """Returns the rows of the chunks that hold steps [start, stop) of an episode, in order."""
     at = episode_id - index.episodes.base
     if not 0 <= at < len(index.episodes) or index.episodes["first_row"][at] == NONE:
         raise NotFoundError(f"episode {episode_id} is not in table {table}")
@@ -65,7 +89,7 @@ def episode_chunk_ids(index: TableIndex, table: str, episode_id: int, start: int
     whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
     if not whole:
         raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
-    return index.field("chunk_id", rows), index.field("stored_bytes", rows).astype(np.int64)
+    return rows
 
 
 def _walk(index: TableIndex, row: int, start: int, stop: int) -> list[int]:

@@ -17,6 +17,7 @@ from replaysvc.types import Array
 TERMINATED, TRUNCATED = 1, 2  # flags of a chunk, about its last step, and of an episode
 DEAD = 4  # flag of a chunk that can no longer be read: never drawn, and windows end before it
 DELETED = 8  # flag of a chunk that was taken out on purpose; DEAD, too
+LOST = 16  # flag of an episode that the service ended, since its writer was gone; TRUNCATED, too
 
 _STORED_FIELDS = {
     "chunk_id": "i8", "position": "i8", "episode_id": "i8", "first_step": "i8", "n_steps": "i8", "policy_version": "i8",
@@ -46,6 +47,7 @@ class TableIndex:
         self.chunks = Columns(_CHUNK_FIELDS)
         self._actors: list[str] = []
         self._actor_numbers: dict[str, int] = {}
+        self.lost: dict[int, int] = {}  # of episodes with LOST: the number of their end, as they came to it
         self.head = self.tail = self.live_steps = self.stored_bytes = self.fallbacks = self.episode_count = 0
         ids = [int(loaded.index["episode_id"].min())] if len(loaded.index) else []
         ids += [min(entry.episode_id for entry in loaded.episodes)] if loaded.episodes else []

@@ -2,18 +2,21 @@
 
 import math
 
-from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES
+from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import InvalidRequestError
 from replaysvc.layout import layout_of
 from replaysvc.requests import Episodes, Sequences, Stack, Transitions, Window
 from replaysvc.spec import Signature
 
 HEADROOM = 1 << 20  # for headers and padding within a message
-MAX_WINDOW_STEPS = 1 << 24  # batch_size * steps of a window: what long windows take while they are made, some GB at most
+MAX_WINDOW_STEPS = 1 << 20  # batch_size * steps of a window: the table waits while they are found and copied, some 0.2 s
+MAX_SUMMED_STEPS = 1 << 26  # batch_size * length * n_step of sequences: their n-step returns, as long again
 
 
-def check_request(signature: Signature, batch_size: int, what: Window, *, large: bool) -> None:
+def check_request(signature: Signature, batch_size: int, what: Window, *, large: int | None) -> None:
     """Refuses a request whose batch cannot be small enough, or whose windows are too long for so many items.
+
+    `large`: bytes of the largest batch that is sent in pieces; None: it must fit one message.
 
     Raises:
       InvalidRequestError: names the limit, or what of the request does not fit the signature.
@@ -23,16 +26,20 @@ def check_request(signature: Signature, batch_size: int, what: Window, *, large:
         raise InvalidRequestError(
             f"{field}: expected batch_size * {text} of at most {MAX_WINDOW_STEPS}, found {batch_size * steps}"
         )
+    if isinstance(what, Sequences) and (summed := batch_size * what.length * what.n_step) > MAX_SUMMED_STEPS:
+        raise InvalidRequestError(
+            f"n_step: expected batch_size * length * n_step of at most {MAX_SUMMED_STEPS}, found {summed}"
+        )
     check_bytes(batch_size * least_item_bytes(signature, what), large=large)
 
 
-def check_bytes(size: int, *, large: bool) -> None:
-    """Refuses a batch of `size` bytes that does not fit what carries it: a stream of pieces if `large`, else a message.
+def check_bytes(size: int, *, large: int | None) -> None:
+    """Refuses a batch of `size` bytes that does not fit what carries it: pieces of `large` bytes in all, or None: a message.
 
     Raises:
       InvalidRequestError: names the limit.
     """
-    limit, where = (MAX_LARGE_BYTES, "") if large else (MAX_MESSAGE_BYTES, "one message of ")
+    limit, where = (large, "") if large is not None else (MAX_MESSAGE_BYTES, "one message of ")
     if size > limit - HEADROOM:
         raise InvalidRequestError(f"batch_size: expected a batch within {where}{limit} bytes, found about {size}; ask for less")
 
@@ -41,12 +48,15 @@ def _steps(what: Window) -> tuple[str, str, int]:
     """Returns what bounds the steps of a window: its field, how it counts, and the number."""
     match what:
         case Sequences():
-            assert isinstance(what.stack, Stack)
-            return "length", "(length + n_step + stack)", what.length + what.n_step + what.stack.frames
+            return "length", "(length + n_step + stack)", what.length + what.n_step + _frames(what)
         case Episodes():
-            return "max_steps", "max_steps", what.max_steps
+            return "max_steps", "(max_steps + stack)", what.max_steps + _frames(what)
         case _:
-            return "n_step", "n_step", what.n_step
+            return "n_step", "(n_step + stack)", what.n_step + _frames(what)
+
+
+def _frames(what: Window) -> int:
+    return what.stack.frames if isinstance(what.stack, Stack) else what.stack
 
 
 def least_item_bytes(signature: Signature, what: Window) -> int:

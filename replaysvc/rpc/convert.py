@@ -1,14 +1,17 @@
 """Protobuf messages to the types of this project and back; checks what only the wire can get wrong."""
 
 import json
+import re
+import struct
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from replaysvc.checks import check_number
+from replaysvc.checks import check_epoch_number, check_number
+from replaysvc.codec.header import MAX_RAW_BYTES, decoded_bytes
 from replaysvc.config import MAX_UPDATES, TableConfig
-from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.errors import SpecMismatchError
 from replaysvc.options import Limiter
 from replaysvc.requests import (
     AtEnd,
@@ -26,26 +29,42 @@ from replaysvc.requests import (
     client_reward,
     client_success,
 )
+from replaysvc.rpc.wire import MAX_CHUNKS
 from replaysvc.spec import Signature
 from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
 
-MAX_CHUNKS = 65_536
 MAX_NAMES = 1000
-_MAX_JSON = 1 << 20
+_MAX_JSON = 1 << 19
+_MAX_DEPTH = 32  # of JSON: a signature nests as observations do
+_NESTING = re.compile(r'''[\[{]|[\]}]|"(?:[^"\\]|\\.)*"?''')
 
 
 def parse_json(field: str, text: str) -> dict[str, Any]:
     """Returns the JSON object in `text`. Raises SpecMismatchError."""
     if len(text) > _MAX_JSON:
         raise SpecMismatchError(field, f"at most {_MAX_JSON} characters", str(len(text)))
+    if _depth(text) > _MAX_DEPTH:
+        raise SpecMismatchError(field, f"JSON of at most {_MAX_DEPTH} levels", "more")
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise SpecMismatchError(field, "JSON", str(error)) from error
     if not isinstance(value, dict):
         raise SpecMismatchError(field, "a JSON object", type(value).__name__)
     return value
+
+
+def _depth(text: str) -> int:
+    """Returns how deeply brackets nest in JSON; what is no JSON has some depth, too."""
+    depth = deepest = 0
+    for token in _NESTING.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token[0] in "]}":
+            depth -= 1
+    return deepest
 
 
 def signature_of(text: str) -> Signature:
@@ -70,11 +89,16 @@ def session_of(session_id: bytes) -> bytes:
     return session_id
 
 
-def actor_of(actor: str) -> str:
-    """Returns a checked actor name."""
-    if len(actor) > 128 or not actor.isprintable():
-        raise SpecMismatchError("actor", "up to 128 printable characters", repr(actor[:140]))
-    return actor
+def epoch_of(request: pb.OpenSessionRequest | pb.AppendRequest) -> int | None:
+    """Returns the epoch of a request, None if it has none."""
+    return check_epoch_number(request.epoch) if request.HasField("epoch") else None
+
+
+def alive_of(request: pb.OpenSessionRequest | pb.AppendRequest) -> tuple[int, ...]:
+    """Returns the keys of the episodes that a request says are alive."""
+    if len(request.open_episodes) > MAX_CHUNKS:
+        raise SpecMismatchError("open_episodes", f"at most {MAX_CHUNKS}", str(len(request.open_episodes)))
+    return tuple(request.open_episodes)
 
 
 def chunks_of(request: pb.AppendRequest) -> list[tuple[int, bytes]]:
@@ -86,7 +110,18 @@ def chunks_of(request: pb.AppendRequest) -> list[tuple[int, bytes]]:
     if first < 0 or [sequence for sequence, _ in pairs] != list(range(first, first + len(pairs))):
         found = f"a run that starts with {[sequence for sequence, _ in pairs[:3]]}"
         raise SpecMismatchError("chunks.sequence", "consecutive numbers >= 0", found)
+    decoded = sum(_decoded(chunk) for _, chunk in pairs)
+    if decoded > MAX_RAW_BYTES:
+        raise SpecMismatchError("chunks", f"at most {MAX_RAW_BYTES} bytes in one request, once decoded", str(decoded))
     return pairs
+
+
+def _decoded(chunk: bytes) -> int:
+    """Returns the bytes that a chunk says it takes once decoded; the decoder refuses one that lies, or cannot be read."""
+    try:
+        return decoded_bytes(chunk)
+    except struct.error:
+        return 0
 
 
 def window_of(request: pb.SampleRequest) -> Window:
@@ -179,12 +214,8 @@ def episode_message(record: EpisodeRecord) -> pb.Episode:
         episode_id=record.episode_id, actor=record.actor, length=record.length, first_step=record.first_step,
         terminated=record.terminated, truncated=record.truncated, closed=record.closed, policy_version=record.policy_version,
         started_at_s=record.started_at_s, metadata_json=json.dumps(record.metadata, ensure_ascii=False),
+        end_reason=record.end_reason,
     )  # fmt: skip
     setattr(message, "return", record.return_)  # a Python keyword, so no argument of that name
     return message
 
-
-def piece_limit(size: int, limit: int) -> None:
-    """Raises InvalidRequestError if streamed pieces add up to more than `limit` bytes."""
-    if size > limit:
-        raise InvalidRequestError(f"params: expected at most {limit} bytes, found more")

@@ -6,13 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+from google.protobuf.internal import api_implementation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from replaysvc.access import Access
 from replaysvc.config import MAX_MESSAGE_BYTES
-from replaysvc.errors import UnavailableError
+from replaysvc.errors import ConfigurationError, UnavailableError
 from replaysvc.replay import Replay
+from replaysvc.rpc.admission import Admission
+from replaysvc.rpc.auth import AuthInterceptor
+from replaysvc.rpc.calls import CallInterceptor
+from replaysvc.rpc.limits import MESSAGE_BYTES, PENDING_CALLS, Limits, connections_for, raise_descriptors
 from replaysvc.rpc.servicer import ReplayServicer
-from replaysvc.rpc.status import ErrorInterceptor
+from replaysvc.rpc.tls import TlsFiles
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
@@ -20,9 +26,16 @@ SERVICE = "replaysvc.v1.ReplayService"
 FRAMES = "replaysvc.v1.ReplayFrames"
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers would share a port in silence, and split the data
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),  # told by a message's first bytes, so more is never read
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.max_concurrent_streams", 32),  # of one connection: what is more waits at the client
+    ("grpc.http2.bdp_probe", 0),  # it lets up to 4 MiB of a request come that nobody asked for yet; 64 KiB without
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),  # clients connect again unnoticed
+    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_age_grace_ms", 600_000),  # longer than most calls take
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -32,22 +45,34 @@ OPTIONS = (
 
 class Server:
     """Serves a store. An append holds a worker thread until its commit, some tens of milliseconds; so there are more workers
-    than cores, and twice as many calls may be in the server before it answers RESOURCE_EXHAUSTED."""
+    than cores, and many more calls may be in the server before it answers RESOURCE_EXHAUSTED."""
 
-    def __init__(self, replay: Replay, address: str, *, max_workers: int = 64) -> None:
+    def __init__(
+        self, replay: Replay, address: str, *, access: Access | None = None, tls: TlsFiles | None = None,
+        limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         """Binds `address` (host:port, port 0 for any free one).
 
+        `access` knows the tokens of callers; without it, and without a client CA in `tls`, everyone may do everything.
+
         Raises:
-          UnavailableError: the address is in use or not of this machine.
+          UnavailableError: the address is in use or not of this machine. InvalidRequestError: `tls` names unusable files.
         """
-        pool = ThreadPoolExecutor(max_workers, thread_name_prefix="replaysvc-rpc")
+        check_protobuf()
+        limits = limits or Limits()
+        self.connections = connections_for(raise_descriptors())
+        self._admission = Admission(limits)
+        self._calls = CallInterceptor(self._admission)
+        interceptors: list[Any] = [self._calls]
+        certificates = tls is not None and tls.client_ca is not None
+        if access is not None or certificates:
+            interceptors.insert(0, AuthInterceptor(access or Access(), (SERVICE, FRAMES), certificates=certificates))
+        self._spare = ThreadPoolExecutor(4, thread_name_prefix="replaysvc-rpc")  # for what needs no worker: refusals
+        options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", self.connections))
         self._server = grpc.server(
-            pool, interceptors=[ErrorInterceptor()], options=OPTIONS, maximum_concurrent_rpcs=2 * max_workers
+            self._spare, interceptors=interceptors, options=options, maximum_concurrent_rpcs=PENDING_CALLS
         )
-        servicer = ReplayServicer(
-            replay, max_waiting=max(1, max_workers // 2), max_waiting_appends=max_workers // 8,
-            max_transfers=max(1, max_workers // 4),
-        )  # fmt: skip
+        servicer = ReplayServicer(replay, limits)
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
@@ -58,7 +83,11 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = 0
         with contextlib.suppress(RuntimeError):  # how grpc says that it cannot bind
-            self.port = self._server.add_insecure_port(address)
+            self.port = (
+                self._server.add_insecure_port(address)
+                if tls is None
+                else self._server.add_secure_port(address, tls.credentials())
+            )
         if not self.port:
             raise UnavailableError(f"address {address}: cannot be bound; is another server running there?")
         self._host = address.rpartition(":")[0]
@@ -89,9 +118,25 @@ class Server:
         """Refuses new calls, lets running ones end for up to `grace_s`, and stops. The store stays open."""
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._server.stop(grace_s).wait()
+        self._admission.watch.close()
+        self._calls.close()
+        self._spare.shutdown(wait=False)
 
     def _set_health(self, status: Any) -> None:
         self._health.status = status
+
+
+def check_protobuf() -> None:
+    """Refuses to serve with protobuf in pure Python, which a nested message can drive into its recursion limit or the ground.
+
+    Raises:
+      ConfigurationError: that is what this process has.
+    """
+    kind = api_implementation.Type()
+    if kind == "python":
+        raise ConfigurationError(
+            f"protobuf: expected its compiled implementation (upb), found {kind!r}"
+        )
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types

@@ -1,6 +1,8 @@
 """The methods of the service: each converts, calls the store, converts back. No decisions here."""
 
 import contextlib
+import io
+import itertools
 import json
 import os
 import threading
@@ -9,42 +11,44 @@ from dataclasses import asdict
 from typing import Any
 
 from replaysvc.batch import BatchColumn
-from replaysvc.checks import check_name, check_number
+from replaysvc.checks import check_actor, check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
-from replaysvc.errors import AlreadyExistsError, ConfigurationError, NotFoundError, SpecMismatchError, UnavailableError
+from replaysvc.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    InvalidRequestError,
+    NotFoundError,
+    SpecMismatchError,
+    UnavailableError,
+)
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
+from replaysvc.rpc.admission import current
 from replaysvc.rpc.bounds import check_bytes, check_request, most_item_bytes
 from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message, frame_pieces
+from replaysvc.rpc.limits import ANSWER_COPIES, LARGE_COPIES, REQUEST_COPIES, Limits
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
 _APPEND_TIMEOUT_S = 300.0  # longest a call waits for its commit; the client gives up much earlier
 _WAIT_SLICE_S = 1.0  # longest that a call waits for data or a limiter; the client asks again, so no worker is held for long
 _PIECE_BYTES = 4 << 20
-_MAX_PARAMS_BYTES = 2 << 30
-_LARGE_BATCHES = 2  # that may be larger than a message, made and sent at once: 1 GiB each, and as much while it is made
 _PAGE_EPISODES = 256  # records are read in pages of so many
-_UPLOADS = 4  # parameter sets that may arrive at once
+_PAGE_BYTES = 2 * EPISODES_PAGE_BYTES  # at most, since the last of its records may be long
+_ITEM_BYTES = 64  # what an item takes beside its fields
 _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stops reading or sending must not keep its worker
 
 
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
-    """Serves one store.
+    """Serves one store. Each call holds a worker of its kind; waiting ones are fewer, so that others always find one."""
 
-    `max_waiting` bounds how many sample calls may wait for data at once, `max_waiting_appends` how many appends may wait for a
-    table's limiter or for room, and `max_transfers` how many streamed calls may be under way, so that appends, which bring the
-    data, and samples, which let the limiter go on, always find a worker.
-    """
-
-    def __init__(self, replay: Replay, *, max_waiting: int, max_waiting_appends: int, max_transfers: int) -> None:
-        self._replay = replay
-        self._waiting_appends = threading.BoundedSemaphore(max_waiting_appends)
-        self._large = threading.BoundedSemaphore(_LARGE_BATCHES)
+    def __init__(self, replay: Replay, limits: Limits) -> None:
+        self._replay, self._limits = replay, limits
+        workers = limits.workers
+        self._waiting_appends = threading.BoundedSemaphore(limits.max_workers // 8)
+        self._waiting = threading.BoundedSemaphore(max(1, workers["sample"] // 2))
         self._snapshots = threading.BoundedSemaphore(1)
-        self._waiting = threading.BoundedSemaphore(max_waiting)
-        self._transfers = threading.BoundedSemaphore(max_transfers)
-        self._uploads = threading.BoundedSemaphore(_UPLOADS)
+        self._params = threading.Lock()
 
     def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
         signature, config = convert.signature_of(request.signature_json), convert.config_of(request.config_json)
@@ -68,16 +72,22 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.DeleteTableResponse()
 
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
-        last = self._replay.engine(request.table).open_session(convert.session_of(request.session_id))
+        last = self._replay.engine(request.table).open_session(
+            convert.session_of(request.session_id), check_actor(request.actor), epoch=convert.epoch_of(request),
+            alive=convert.alive_of(request),
+        )  # fmt: skip
         return pb.OpenSessionResponse(last_sequence=last)
 
     def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
         engine, session = self._replay.engine(request.table), convert.session_of(request.session_id)
-        timeout_s = min(_APPEND_TIMEOUT_S, context.time_remaining() or _APPEND_TIMEOUT_S)
+        left_s = context.time_remaining()
+        timeout_s = _APPEND_TIMEOUT_S if left_s is None else min(_APPEND_TIMEOUT_S, left_s)
+        chunks = convert.chunks_of(request)
         with _place(self._waiting_appends) as has_place:
             last = engine.append(
-                session, convert.actor_of(request.actor), convert.chunks_of(request), urgent=request.urgent,
-                timeout_s=timeout_s, wait_s=_WAIT_SLICE_S if has_place else 0.0,
+                session, check_actor(request.actor), chunks, urgent=request.urgent,
+                timeout_s=timeout_s, wait_s=_WAIT_SLICE_S if has_place else 0.0, epoch=convert.epoch_of(request),
+                alive=convert.alive_of(request),
             )  # fmt: skip
         return pb.AppendResponse(last_sequence=last)
 
@@ -89,27 +99,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return encode_frame(self._draw(request))
 
     def sample_pieces(self, request: pb.SampleRequest, context: Any) -> Iterator[bytes]:
-        """The other raw method. Its places are taken before the draw: what a queue hands out is not handed out again."""
-        with _limited(self._transfers, context), self._large_place(request):
-            yield from frame_pieces(self._draw(request, large=True), _PIECE_BYTES)
+        """The other raw method."""
+        with current().admission.watch.limit(_TRANSFER_S, context.cancel):
+            yield from frame_pieces(self._draw(request, large=self._limits.large_bytes), _PIECE_BYTES)
 
-    @contextlib.contextmanager
-    def _large_place(self, request: pb.SampleRequest) -> Iterator[None]:
-        """Holds one of the few places for a batch that may take much more memory than a message does."""
-        signature = self._replay.engine(request.table).signature
-        if request.batch_size * most_item_bytes(signature, convert.window_of(request)) <= MAX_MESSAGE_BYTES:
-            yield
-            return
-        if not self._large.acquire(timeout=_WAIT_SLICE_S):
-            raise UnavailableError(f"{_LARGE_BATCHES} large batches are being made and sent already; try again")
-        try:
-            yield
-        finally:
-            self._large.release()
-
-    def _draw(self, request: pb.SampleRequest, *, large: bool = False) -> list[BatchColumn]:
+    def _draw(self, request: pb.SampleRequest, *, large: int | None = None) -> list[BatchColumn]:
+        """Returns the columns of a batch, for which memory is held. It is held before the draw: what a queue hands out is not
+        handed out again."""
         engine, what = self._replay.engine(request.table), convert.window_of(request)
         check_request(engine.signature, request.batch_size, what, large=large)  # refuse before the work
+        call, copies = current(), ANSWER_COPIES if large is None else LARGE_COPIES
+        most = request.batch_size * (most_item_bytes(engine.signature, what) + _ITEM_BYTES)
+        call.hold_answer(copies * min(most, MAX_MESSAGE_BYTES if large is None else large))
         wait_s = min(request.timeout_s, _WAIT_SLICE_S)
         with _place(self._waiting if wait_s > 0 else None) as has_place:
             columns: list[BatchColumn] = engine.draw(
@@ -118,7 +119,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 beta=request.beta if request.HasField("beta") else None,
                 timeout_s=wait_s if has_place else min(wait_s, 0.0),
             )  # fmt: skip
-        check_bytes(batch_bytes(columns), large=large)
+        size = batch_bytes(columns)
+        check_bytes(size, large=large)
+        call.hold_answer(copies * size)
         return columns
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
@@ -146,6 +149,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         actor = request.actor if request.HasField("actor") else None
         engine, wanted = self._replay.engine(request.table), request.limit or 1000
         check_number("limit", wanted, 1, 100_000)
+        current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         response, size = pb.ListEpisodesResponse(), 0
         while len(response.episodes) < wanted and size < EPISODES_PAGE_BYTES:
             limit = min(_PAGE_EPISODES, wanted - len(response.episodes))
@@ -153,32 +157,43 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             for record in records:
                 response.episodes.append(convert.episode_message(record))
                 size += response.episodes[-1].ByteSize()
-            if len(records) < limit:
+            if not records:  # fewer than asked for may be some that were removed meanwhile
                 break
             before = records[-1].episode_id
         return response
 
     def ReadEpisode(self, request: pb.ReadEpisodeRequest, context: Any) -> Iterator[pb.ReadEpisodeResponse]:
         stop = request.stop if request.HasField("stop") else None
-        with _limited(self._transfers, context):
-            for chunks in self._replay.engine(request.table).episode_chunks(request.episode_id, request.start, stop):
-                yield pb.ReadEpisodeResponse(chunks=chunks)
+        call = current()
+        call.hold_answer(ANSWER_COPIES * _PAGE_BYTES)
+        with call.admission.watch.limit(_TRANSFER_S, context.cancel):
+            engine = self._replay.engine(request.table)
+            pieces = engine.episode_chunks(request.episode_id, request.start, stop)
+            cut = engine.cut_at(request.episode_id, stop)
+            for chunks in pieces:
+                call.hold_answer(ANSWER_COPIES * max(_PAGE_BYTES, sum(map(len, chunks))))
+                yield pb.ReadEpisodeResponse(chunks=chunks, truncated=cut)
 
     def PutParams(self, requests: Iterator[pb.PutParamsRequest], context: Any) -> pb.PutParamsResponse:
-        pieces: list[bytes] = []
-        name, version, promised, size = "", -1, 0, 0
-        with _limited(self._uploads, context):
-            for number, request in enumerate(requests):
-                if number == 0:
-                    name, version, promised = request.name, request.version, request.size
-                pieces.append(request.piece)
-                size += len(pieces[-1])
-                convert.piece_limit(size, _MAX_PARAMS_BYTES)
-            if not pieces:
+        call, pieces = current(), io.BytesIO()
+        with call.admission.watch.limit(_TRANSFER_S, context.cancel):
+            first = next(requests, None)
+            if first is None:
                 raise SpecMismatchError("PutParams", "at least one message", "none")
-            if size != promised:  # a sender that died looks like one that ended
-                raise SpecMismatchError("PutParams.piece", f"{promised} bytes in all", f"{size}")
-            self._replay.put_params(name, b"".join(pieces), version=version)
+            name, version, promised = first.name, first.version, first.size
+            if not 0 <= promised <= self._limits.params_bytes:
+                raise InvalidRequestError(
+                    f"params: expected at most {self._limits.params_bytes} bytes (a quarter of request_bytes), found {promised}"
+                )
+            call.hold_request(REQUEST_COPIES * promised)
+            for request in itertools.chain((first,), requests):
+                pieces.write(request.piece)
+                if pieces.tell() > promised:
+                    break
+        if pieces.tell() != promised:  # a sender that died looks like one that ended
+            more = " or more" if pieces.tell() > promised else ""
+            raise SpecMismatchError("PutParams.piece", f"{promised} bytes in all", f"{pieces.tell()}{more}")
+        self._replay.put_params(name, pieces.getvalue(), version=version)
         return pb.PutParamsResponse()
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
@@ -194,10 +209,17 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             self._replay.snapshot(path)
         return pb.SnapshotResponse()
 
+    def Compact(self, request: pb.CompactRequest, context: Any) -> pb.CompactResponse:
+        return pb.CompactResponse(freed_bytes=self._replay.engine(request.table).compact())
+
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:
-        with _limited(self._transfers, context):
+        call = current()
+        with self._params:  # what is read is counted once it is there, so one at a time
             found = self._replay.get_params(request.name, newer_than=request.newer_than)
             if found is not None:
+                call.hold_answer(len(found.data) + ANSWER_COPIES * _PIECE_BYTES)
+        if found is not None:
+            with call.admission.watch.limit(_TRANSFER_S, context.cancel):
                 for start in range(0, max(1, len(found.data)), _PIECE_BYTES):
                     yield pb.GetParamsResponse(version=found.version, piece=found.data[start : start + _PIECE_BYTES])
 
@@ -211,18 +233,3 @@ def _place(places: threading.BoundedSemaphore | None) -> Iterator[bool]:
     finally:
         if places is not None and has_place:
             places.release()
-
-
-@contextlib.contextmanager
-def _limited(calls: threading.BoundedSemaphore, context: Any) -> Iterator[None]:
-    """Holds one of so many streamed calls, and cancels it when it takes too long."""
-    if not calls.acquire(blocking=False):
-        raise UnavailableError("too many parameter sets, episodes or large batches are being transferred; try again")
-    watch = threading.Timer(_TRANSFER_S, context.cancel)
-    watch.daemon = True
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.cancel()
-        calls.release()

@@ -14,7 +14,8 @@ from replaysvc.errors import ConfigurationError, InvalidRequestError
 from replaysvc.index.table_index import Added, TableIndex
 from replaysvc.options import EpisodeUniform, Fifo, Lifo, Prioritized, Recency, Sampler, WeightNorm
 from replaysvc.requests import Episodes, Sequences, Window
-from replaysvc.sampling.items import STEPS, ItemSet, Kind, StepSet, kind_of
+from replaysvc.sampling.items import STEPS, ItemSet, Kind, kind_of
+from replaysvc.sampling.steps import StepSet
 from replaysvc.selectors import (
     Drawn,
     Priorities,
@@ -225,6 +226,11 @@ class Samplers:
         for name, priorities in self.priorities.items():
             priorities.insert(start, index.head, initial.get(name))
             self._changed.update((name, number) for number in range(start // BLOCK, (index.head - 1) // BLOCK + 1))
+        self.update_items(added)
+
+    def update_items(self, added: Added) -> None:
+        """Brings the sets of items up to date with chunks that were added, or episodes that were ended."""
+        index = self._index
         for kind, items in self._sets.items():
             changed = items.add(added)
             for (name, of), tree in self._trees.items():
@@ -342,8 +348,8 @@ class Samplers:
             priorities.update(saved, leaves)
             priorities.update(rest, np.full(len(rest), leaves.max() or 1.0))
 
-    def restore_queue(self, name: str, kind: Kind, positions: Array, remaining: Array, head: int) -> None:
-        """Takes a queue's saved content back, and what became complete since, from position `head` on."""
+    def restore_queue(self, name: str, kind: Kind, positions: Array, remaining: Array, head: int, ends: int) -> None:
+        """Takes a queue's saved content back, and what became complete since: by steps from `head` on, ends from `ends` on."""
         options, index = self.options[name], self._index
         assert isinstance(options, Fifo | Lifo)
         items = self._set(kind)
@@ -352,5 +358,5 @@ class Samplers:
         if positions.size and len(index.chunks):
             live &= items.holds(positions)
         queue.restore(positions[live], remaining[live])
-        queue.insert(items.by_completion(items.since(head)))
+        queue.insert(items.by_completion(items.since(head, ends)))
         self.queues[name] = kind, queue

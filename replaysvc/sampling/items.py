@@ -14,7 +14,7 @@ import numpy as np
 from replaysvc.index.chunk_links import NONE
 from replaysvc.index.table_index import DEAD, Added, TableIndex
 from replaysvc.requests import AtEnd, Episodes, Stack, Transitions, Window
-from replaysvc.selectors import Drawn, Runs, SumTree
+from replaysvc.selectors import Drawn, SumTree
 from replaysvc.types import Array
 
 _WHOLE = 1 << 62  # a period longer than any episode: only step 0 is an anchor
@@ -153,15 +153,23 @@ class ItemSet:
         found = np.where(row >= chunks.base, row - chunks.base, at)
         return positions[np.lexsort((positions, chunks["position"][found] + last - chunks["first_step"][found]))]
 
-    def since(self, head: int) -> Array:
-        """Returns the positions of the items that became such by what was added from position `head` on."""
+    def since(self, head: int, ends: int) -> Array:
+        """Returns the positions of the items that became such by what was added from position `head` on.
+
+        `ends`: and by the ends of lost episodes from this number on.
+        """
         index, chunks = self._index, self._index.chunks
         new = np.flatnonzero(chunks["position"] >= head)
-        if not new.size:
-            return np.empty(0, np.int64)
         ids, of = np.unique(chunks["episode_id"][new], return_inverse=True)
         before = np.full(len(ids), np.iinfo(np.int64).max)
         np.minimum.at(before, of, chunks["first_step"][new])
+        ended = np.array([number for number, end in index.lost.items() if end >= ends], np.int64)
+        ended = np.setdiff1d(ended, ids)
+        ids, before = np.concatenate((ids, ended)), np.concatenate((before, index.episode_state(ended)[1]))
+        order = np.argsort(ids)
+        ids, before = ids[order], before[order]
+        if not ids.size:
+            return np.empty(0, np.int64)
         limits = self.kind.limit(before, np.zeros(len(ids), np.bool_))
         rows = np.flatnonzero(np.isin(chunks["episode_id"], ids)) + chunks.base
         first, count = self._ranges(rows)
@@ -361,35 +369,3 @@ class ItemSet:
         self._episodes.grow(int(ids.max()) + 1, start=int(ids.min()))
         low, high = self._episode_range(ids)
         self._episodes.set(ids, (high > low).astype(np.float64))
-
-
-class StepSet:
-    """The items that are all steps: what an ItemSet of STEPS would be, without a tree."""
-
-    def __init__(self, index: TableIndex) -> None:
-        self.kind = STEPS
-        self._runs = Runs()
-        for start, stop in index.runs():
-            self._runs.insert(start, stop)
-        self._runs.remove(0, index.tail)
-
-    @property
-    def size(self) -> int:
-        """Returns how many steps there are."""
-        return self._runs.size
-
-    def select(self, ranks: Array) -> Array:
-        """Returns the positions of the steps with these ranks, 0 the oldest."""
-        return self._runs.select(ranks)
-
-    def insert(self, start: int, stop: int) -> None:
-        """Takes in the steps at positions [start, stop)."""
-        self._runs.insert(start, stop)
-
-    def remove(self, start: int, stop: int) -> None:
-        """Forgets the steps at positions [start, stop), wherever they stand."""
-        self._runs.remove(start, stop)
-
-    def remove_before(self, position: int) -> None:
-        """Forgets the steps before a position."""
-        self._runs.remove(0, position)

@@ -30,6 +30,10 @@ class Goals:
     rows: Array
     offsets: Array
 
+    def part(self, start: int, stop: int) -> "Goals":
+        """Returns those of windows [start, stop)."""
+        return Goals(self.relabeled[start:stop], self.rows[start:stop], self.offsets[start:stop])
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -45,6 +49,21 @@ class Plan:
     frames: Frames | None
     goals: Goals | None
     weights: Array | None = None  # float32 [B], once the whole batch is drawn
+
+    @property
+    def steps(self) -> int:
+        """Returns the steps of all windows, with what they are padded by."""
+        return self.windows.rows.size
+
+    def part(self, start: int, stop: int) -> "Plan":
+        """Returns the plan of items [start, stop) alone."""
+        return replace(
+            self, drawn=Drawn(self.drawn.positions[start:stop], self.drawn.probability[start:stop]),
+            windows=self.windows.part(start, stop),
+            frames=None if self.frames is None else self.frames.part(start, stop),
+            goals=None if self.goals is None else self.goals.part(start, stop),
+            weights=None if self.weights is None else self.weights[start:stop],
+        )  # fmt: skip
 
     @property
     def rows(self) -> list[Array]:

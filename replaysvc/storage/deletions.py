@@ -73,6 +73,7 @@ class Deletions:
             self._system.crashpoint("deletion.renamed")
             self._system.replace(temporaries[1], self._path / COPIES[1])
             self._system.fsync_directory(self._path)
+            self._system.fsync_directory(self._scratch)
             self._system.crashpoint("deletion.copied")
         except OSError:
             for temporary in temporaries:

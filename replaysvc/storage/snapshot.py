@@ -2,11 +2,12 @@
 
 import os
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from replaysvc.errors import ReplayError, StorageError
+from replaysvc.storage import manifest
 from replaysvc.storage.state import checked
 from replaysvc.storage.system import System, disk_error
 from replaysvc.storage.table_store import TableStore
@@ -22,22 +23,38 @@ def write_snapshot(
     system: System,
 ) -> None:
     """Copies a store to `target`; see Store.snapshot."""
-    made: list[Path] = []
-    build = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
     for name in (name for table in states.values() for name in table):
         checked(name)
+    with build_beside("snapshot", store, target, system) as build:
+        _fill(store, tables, build, states, system)
+        system.write_file(build / manifest.NAME, manifest.make_manifest(build, made_at_s=system.time()).to_bytes())
+        system.fsync_directory(build)
+
+
+@contextmanager
+def build_beside(what: str, source: Path, target: Path, system: System) -> Iterator[Path]:
+    """Yields a new directory beside `target`, with `.tmp-` in its name, that becomes `target` at the end: a copy of `source`.
+
+    What fails leaves nothing behind; a process that ends meanwhile leaves the directory. `what` begins the crash points' names.
+
+    Raises:
+      CapacityError: no space. StorageError: `target` holds something, or lies within `source`, or any other failure of the file
+        system; and what is raised within.
+    """
+    made: list[Path] = []
+    build = target.with_name(f"{target.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
-        _check_target(store, target)
+        _check_target(what, source, target)
         made = [parent for parent in target.parents if not parent.exists()]
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for parent in made:
             system.fsync_directory(parent.parent)
         build.mkdir(mode=0o700)
-        system.crashpoint("snapshot.begun")
-        _fill(store, tables, build, states, system)
-        system.crashpoint("snapshot.built")
+        system.crashpoint(f"{what}.begun")
+        yield build
+        system.crashpoint(f"{what}.built")
         system.rename(build, target)
-        system.crashpoint("snapshot.renamed")
+        system.crashpoint(f"{what}.renamed")
     except (OSError, ReplayError) as error:
         with suppress(OSError):
             if build.exists():
@@ -49,14 +66,14 @@ def write_snapshot(
         raise
 
 
-def _check_target(store: Path, target: Path) -> None:
+def _check_target(what: str, source: Path, target: Path) -> None:
     where = target.resolve()
-    if where == store.resolve() or store.resolve() in where.parents:
-        raise StorageError(f"snapshot {target}: expected a place outside of the store {store}")
+    if where == source.resolve() or source.resolve() in where.parents:
+        raise StorageError(f"{what} {target}: expected a place outside of the store {source}")
     if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise StorageError(f"snapshot {target}: expected no file, or an empty directory, found something else")
+        raise StorageError(f"{what} {target}: expected no file, or an empty directory, found something else")
     if target.exists() and os.listdir(target):
-        raise StorageError(f"snapshot {target}: expected no file, or an empty directory, found one with files in it")
+        raise StorageError(f"{what} {target}: expected no file, or an empty directory, found one with files in it")
 
 
 def _fill(
@@ -73,5 +90,5 @@ def _fill(
     for name, table in sorted(tables.items()):
         table.copy_to(build / "tables" / name, states.get(name, {}))
     system.copy(store / "FORMAT", build / "FORMAT")
-    for directory in (build / "params", build / "tables", build):
+    for directory in (build / "params", build / "tables"):
         system.fsync_directory(directory)

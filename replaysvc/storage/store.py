@@ -64,7 +64,7 @@ class Store:
                 raise StorageError(f"store {self.path}: expected a directory, found a file")
             marker = self.path / "FORMAT"
             if marker.exists():
-                self._format = _check_format(marker)
+                self._format = check_format(marker)
             elif any(entry.name not in _BEFORE_FORMAT for entry in self.path.iterdir()):
                 raise StorageError(f"store {self.path}: expected a store or an empty directory, found other files")
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -188,7 +188,7 @@ class Store:
             self._lock_handle = -1
 
 
-def _check_format(marker: Path) -> dict[str, Any]:
+def check_format(marker: Path) -> dict[str, Any]:
     try:
         content = json.loads(marker.read_bytes())
         version, min_reader = int(content["format"]), int(content["min_reader"])

@@ -14,7 +14,7 @@ CRASH_POINTS = (
     "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed",
     "table.deleted", "params.written", "params.renamed", "state.written", "state.renamed", "deletion.written",
     "deletion.renamed", "deletion.copied", "format.written", "format.renamed", "compact.built", "compact.renamed",
-    "snapshot.begun", "snapshot.built", "snapshot.renamed",
+    "snapshot.begun", "snapshot.built", "snapshot.renamed", "restore.begun", "restore.built", "restore.renamed",
 )  # fmt: skip
 """The places at which a process may end, in the words of FORMAT.md's crash table."""
 

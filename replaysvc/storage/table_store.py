@@ -4,14 +4,14 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replaysvc.errors import ChunkCorruptError, ReplayError, StorageError
+from replaysvc.errors import CapacityError, ChunkCorruptError, ReplayError, StorageError
 from replaysvc.storage.chain import Chain
 from replaysvc.storage.compaction import Plan, build_compacted, make_plan
 from replaysvc.storage.deletions import COPIES, Deletions
@@ -23,8 +23,7 @@ from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
 
-MAX_SESSIONS = 65_536  # marks carried into a new segment: the most recent ones, no older than a day
-_SESSION_AGE_S = 86_400.0
+MAX_SESSIONS = 65_536  # marks carried into a new segment: those used last, whatever a clock says
 _LOST = 1 << 32  # chunk ids and positions skipped for each lost segment at the end, so that none is given out twice
 _MIN_EPISODE_BYTES = 256  # entry, a chunk of two columns and its index record: bounds the episodes of a lost segment
 _NAME = re.compile(r"seg-(\d{20})(?:\.(\d+))?")  # of a segment: its first chunk id, and how often it was compacted
@@ -70,7 +69,7 @@ class TableStore:
         self._chain = Chain(self.name, trash, system)
         self._open_episodes: dict[int, EpisodeEntry] = {}
         self._in_active: set[int] = set()  # open episodes whose entry the active segment holds
-        self._sessions: dict[bytes, tuple[int, float]] = {}
+        self._sessions: dict[bytes, tuple[int, float]] = {}  # in order of their last use
         self._states = StateFiles(path, scratch, system)
         self._deletions = Deletions(path, scratch, system, raise_format)
         self._raise_format = raise_format
@@ -111,8 +110,8 @@ class TableStore:
             lost = 0
             indexes.append(index)
             episodes |= {entry.episode_id: entry for entry in entries}
-            for session_id, mark in marks.items():
-                self._sessions[session_id] = max(mark, self._sessions.get(session_id, (-1, 0.0)))
+            for session_id, mark in sorted(marks.items(), key=lambda item: item[1][1]):
+                self._sessions[session_id] = max(mark, self._sessions.pop(session_id, (-1, 0.0)))
         if lost:
             most_episodes = (self._segment_bytes + ROOM) // _MIN_EPISODE_BYTES
             skipped = {"first_chunk_id": _LOST, "next_position": _LOST, "next_episode_id": most_episodes}
@@ -127,6 +126,13 @@ class TableStore:
         segments = self._chain.segments
         if segments and not segments[-1].sealed:
             self._in_active = {entry.episode_id for entry in segments[-1].load_episodes()[0]}
+        if lost:  # a segment of the next ids keeps them from being given out again after the next start
+            try:
+                if segments and not segments[-1].sealed:
+                    segments[-1].seal(self._next)
+                self._make_active()
+            except (CapacityError, StorageError) as error:
+                log.error("table %s: no segment could be made after a lost one: %s", self.name, error)
         return LoadedTable(
             index, [episodes[number] for number in sorted(episodes)], {key: mark[0] for key, mark in self._sessions.items()},
             self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"], deleted,
@@ -216,13 +222,21 @@ class TableStore:
         elsewhere = (number for number in touched if number not in self._in_active)
         carried = [self._open_episodes[number] for number in elsewhere if number in self._open_episodes]
         segment.append(index, chunks, [*carried, *episodes], marks)
-        self._sessions |= marks
+        for session_id, mark in marks.items():
+            self._sessions.pop(session_id, None)
+            self._sessions[session_id] = mark
         self._open_episodes |= new
         self._in_active |= set(touched)
         for number in index["episode_id"][(index["flags"] & _ENDED) != 0].tolist():
             self._open_episodes.pop(number, None)
             self._in_active.discard(number)
         self._advance(index, self._next)
+
+    def end_episodes(self, episode_ids: Iterable[int]) -> None:
+        """Forgets open episodes that get no more steps: their entries need not be carried into the next segments."""
+        for number in episode_ids:
+            self._open_episodes.pop(number, None)
+            self._in_active.discard(number)
 
     def _active(self) -> Segment:
         """Returns the segment to append to, after sealing a full one and making the next."""
@@ -233,6 +247,10 @@ class TableStore:
             if not active.full or active.meta["first_chunk_id"] == self._next["first_chunk_id"]:
                 return active
             active.seal(self._next)
+        return self._make_active()
+
+    def _make_active(self) -> Segment:
+        """Makes the segment that begins with the next ids, and appends to it from now on."""
         meta = {"format": FORMAT, "table": self._uuid, **self._next}
         path = self._path / f"seg-{self._next['first_chunk_id']:020d}"
         segment = Segment.create(path, self._scratch, self._system, self._segment_bytes, meta, self._recent_sessions())
@@ -241,10 +259,12 @@ class TableStore:
         return segment
 
     def _recent_sessions(self) -> dict[bytes, tuple[int, float]]:
-        oldest = self._system.time() - _SESSION_AGE_S
-        recent = [item for item in self._sessions.items() if item[1][1] >= oldest]
-        self._sessions = dict(sorted(recent, key=lambda item: item[1][1])[-MAX_SESSIONS:])
+        self._sessions = dict(list(self._sessions.items())[-MAX_SESSIONS:])
         return self._sessions
+
+    def sealed_segments(self) -> list[Path]:
+        """Returns the directories of the sealed segments, oldest first: nothing in them changes any more."""
+        return [segment.path for segment in self._chain.segments if segment.sealed]
 
     def read(self, chunk_ids: Array) -> list[bytes | None]:
         """Returns the bytes of chunks, None for one that is gone. One short transaction a segment, in key order."""

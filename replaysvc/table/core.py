@@ -15,11 +15,13 @@ from replaysvc.limiter import LimiterState
 from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
 from replaysvc.storage import TableStore
+from replaysvc.table.leases import Leases
 from replaysvc.table.staging import EpisodeName, OpenEpisode
 from replaysvc.types import Array
 
 _COUNTS = (
     "items", "calls", "duplicates", "corrupt", "commits", "hits", "misses", "updates", "ignored_updates", "deleted_episodes",
+    "lost",
 )  # fmt: skip
 
 
@@ -42,7 +44,11 @@ class Core:
     rng: np.random.Generator
     open_episodes: dict[EpisodeName, OpenEpisode]
     next_episode_id: int
+    leases: Leases
+    lost: dict[EpisodeName, int]  # ids of episodes that the service ended: their writers are refused
+    next_end: int  # number of the next of these ends
     holes: Array  # int64 [n, 2], positions that had been taken out when the table was opened
+    state_lock: threading.Lock = field(default_factory=threading.Lock)  # who writes state files; taken before `changed`
     starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     closed: ReplayError | None = None

@@ -27,7 +27,7 @@ from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
 
-_MAIN, _HOLES = "sampling", "holes"
+_MAIN, _HOLES, _LOST = "sampling", "holes", "lost"
 _ARRAY = struct.Struct("<qQ")  # first position, bytes before zstd
 _LEVEL = 1  # priorities hardly compress; this is for speed
 
@@ -57,12 +57,31 @@ def take(core: Core) -> State:
         queues[name] = asdict(kind) | {"rest": kind.rest.value}
         arrays[f"queue.{name}"] = 0, np.stack(queue.pending).astype(np.int64)
     arrays[_HOLES] = 0, _holes(core.index, core.holes).reshape(-1)
+    if core.index.lost:
+        arrays |= take_lost(core.index.lost).arrays
     limiter = core.limiter
     main = {
-        "head": core.index.head, "tail": core.index.tail, "rng": core.rng.bit_generator.state, "queues": queues,
+        "head": core.index.head, "tail": core.index.tail, "ends": core.next_end,
+        "rng": core.rng.bit_generator.state, "queues": queues,
         "inserted": limiter.inserted, "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
     }  # fmt: skip
     return State(main, arrays)
+
+
+def take_lost(lost: Mapping[int, int]) -> State:
+    """Returns the episodes that the service ended, each with the number of its end."""
+    return State({}, {_LOST: (0, np.array(sorted(lost.items()), np.int64).reshape(-1))})
+
+
+def saved_lost(store: TableStore) -> dict[int, int]:
+    """Returns the episodes that the service has ended, each with the number of its end.
+
+    Should that be unreadable, they are open again, until leases end them anew.
+    """
+    found = _read(store, _LOST, np.int64) if _LOST in store.state_names() else None
+    if found is None or found[1].size % 2:
+        return {}
+    return {int(number): int(end) for number, end in found[1].reshape(-1, 2)}
 
 
 def _holes(index: TableIndex, earlier: Array) -> Array:
@@ -85,11 +104,14 @@ def take_blocks(core: Core, blocks: Iterable[tuple[str, int]]) -> State:
     return State({}, {f"priorities.{name}.{number}": core.samplers.block(name, number) for name, number in blocks})
 
 
-def saved_tail(store: TableStore) -> int:
-    """Returns the position before which steps were removed when state was saved last; 0 if that is not known."""
+def saved_number(store: TableStore, name: str) -> int:
+    """Returns a number as of when state was saved last, 0 if it is not known.
+
+    tail: the position before which steps were removed. ends: the number of the next end of a lost episode.
+    """
     data = store.read_state(_MAIN) if _MAIN in store.state_names() else None
     try:
-        return int(json.loads(data or b"{}").get("tail", 0))
+        return int(json.loads(data or b"{}").get(name, 0))
     except (ValueError, TypeError, AttributeError):
         return 0
 
@@ -131,7 +153,8 @@ def restore(store: TableStore, samplers: Samplers, limiter: LimiterState, rng: n
             if name in samplers.options and pending is not None:
                 positions, remaining = pending[1].reshape(2, -1)
                 known = Kind(**(kind | {"rest": Rest(kind["rest"])}))
-                samplers.restore_queue(name, known, positions.copy(), remaining.copy(), int(main["head"]))
+                ends = int(main.get("ends", 0))
+                samplers.restore_queue(name, known, positions.copy(), remaining.copy(), int(main["head"]), ends)
     except (ValueError, KeyError, TypeError, ReplayError) as error:
         log.error("table %s: its saved sampler state cannot be used and starts anew: %r", store.name, error)
 

@@ -25,7 +25,13 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 1 << 20
 _MOST_BYTES = 2 * MAX_LARGE_BYTES  # of a batch, as raw steps, while it is made
 _MIN_STEP_BYTES = 128  # what the places and flags of one step take meanwhile
+_PART_STEPS = 1 << 18  # that are gathered at once, under the lock
+_PART_BYTES = 64 << 20  # of chunks, decoded, that are read from the disk at once
 _DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
+
+
+class _TooLargeError(Exception):
+    """A batch should be gathered in parts."""
 
 
 class Sampling:
@@ -131,23 +137,58 @@ class Sampling:
                 core.starving.remove(batch_size)
 
     def _gather(self, plan: Plan) -> list[BatchColumn] | None:
-        """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again."""
+        """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again.
+
+        A batch that would hold the lock, or memory for chunks that are not cached, for long is gathered in parts.
+        """
+        core, now_s = self._core, self._core.clock()
+        parts: list[list[BatchColumn]] = []
+        pending = [(0, len(plan.drawn.positions))]
+        while pending:
+            start, stop = pending.pop()
+            part = plan if stop - start == len(plan.drawn.positions) else plan.part(start, stop)
+            try:
+                columns = self._gather_part(part, now_s)
+            except _TooLargeError:
+                middle = (start + stop) // 2
+                pending += [(middle, stop), (start, middle)]
+                continue
+            if columns is None:
+                return None
+            parts.append(columns)
+        with core.changed:
+            core.counts["calls"] += 1
+            core.counts["items"] += len(plan.drawn.positions)
+        if len(parts) == 1:
+            return parts[0]
+        specs = {name: spec for spec in core.signature.columns for name in (spec.name, f"next_{spec.name}")}
+        return [BatchColumn.join(columns, specs.get(columns[0].name)) for columns in zip(*parts, strict=True)]
+
+    def _gather_part(self, plan: Plan, now_s: float) -> list[BatchColumn] | None:
+        """Returns the columns of a plan, or None if some of its chunks are gone.
+
+        Raises:
+          _TooLargeError: it should be made in parts; nothing was done.
+        """
         core = self._core
         fetched: dict[int, DecodedChunk] = {}
+        if plan.steps > _PART_STEPS and len(plan.drawn.positions) > 1:
+            raise _TooLargeError
         while True:
             with core.changed:
                 core.check_open()
                 missing = missing_rows(plan, core.index, fetched)
                 if missing is None:
                     return None
+                steps = int(core.index.field("n_steps", missing).sum()) if missing else 0
+                if steps * core.signature.raw_step_bytes > _PART_BYTES and len(plan.drawn.positions) > 1:
+                    raise _TooLargeError
                 core.counts["misses"] += len(missing)
                 if not fetched:
                     anchors = plan.windows.rows[:, 0]
                     core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
                 if not missing:
-                    core.counts["calls"] += 1
-                    core.counts["items"] += len(plan.drawn.positions)
-                    source = Source(core.index, core.cache, core.signature, fetched, core.clock())
+                    source = Source(core.index, core.cache, core.signature, fetched, now_s)
                     return (
                         gather_transitions(plan, source)
                         if isinstance(plan.what, Transitions)

@@ -4,6 +4,7 @@ Runs on the committer thread alone, the only one that changes sessions and open 
 commit that fails is forgotten by dropping the Staged object. A request is taken whole or refused whole.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from replaysvc.codec import DecodedChunk
-from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError
+from replaysvc.errors import InvalidRequestError, ReplayError, SequenceError, WriterFencedError
 from replaysvc.index.table_index import TERMINATED, TRUNCATED
 from replaysvc.storage import INDEX_DTYPE, EpisodeEntry, LoadedTable
 from replaysvc.types import Array
@@ -26,7 +27,6 @@ class OpenEpisode:
     episode_id: int
     length: int
     return_: float
-    last_at_s: float  # clock time of its last commit
 
 
 @dataclass(slots=True)
@@ -39,6 +39,8 @@ class AppendRequest:
     chunks: Sequence[bytes]
     decoded: Sequence[DecodedChunk]
     urgent: bool
+    epoch: int | None = None
+    alive: Sequence[int] = ()  # keys of the session's open episodes that its writers go on with
     admitted: int = 0  # steps that the limiter was told of
     done: "Future[int]" = field(default_factory=Future)
 
@@ -81,18 +83,37 @@ class Staged:
         return records
 
 
+def epoch_mark(actor: str) -> bytes:
+    """Returns what stands for an actor among the sessions: its mark is the largest epoch that wrote as this actor."""
+    return hashlib.blake2b(actor.encode(errors="surrogatepass"), digest_size=16, person=b"replaysvc epoch").digest()
+
+
+def check_epoch(actor: str, epoch: int | None, sessions: Mapping[bytes, int]) -> None:
+    """Raises WriterFencedError if a writer of a larger epoch writes as this actor now."""
+    if epoch is not None and (newest := sessions.get(epoch_mark(actor), -1)) > epoch:
+        expected = f"expected epoch {newest} or a larger one, found {epoch}"
+        raise WriterFencedError(f"writer of actor {actor!r}: {expected}; a newer writer took over")
+
+
 def stage(
-    staged: Staged, request: AppendRequest, sessions: Mapping[bytes, int], open_episodes: Mapping[EpisodeName, OpenEpisode]
+    staged: Staged,
+    request: AppendRequest,
+    sessions: Mapping[bytes, int],
+    open_episodes: Mapping[EpisodeName, OpenEpisode],
+    lost: Mapping[EpisodeName, int],
 ) -> None:
     """Adds `request` to `staged`, or raises and leaves `staged` as it was.
 
-    A chunk whose sequence number is stored already is skipped: that is what makes sending it again harmless.
+    A chunk whose sequence number is stored already is skipped: that is what makes sending it again harmless. `lost`: ids of
+    episodes that were ended since nothing was heard of their writers, by name.
 
     Raises:
+      WriterFencedError: a newer writer of the actor took over, or the episode was ended.
       SequenceError: a gap in the session's sequence numbers.
       InvalidRequestError: a chunk does not continue its episode.
     """
     session = request.session_id
+    check_epoch(request.actor, request.epoch, sessions)
     last = staged.sessions.get(session, sessions.get(session, -1))
     episodes: dict[int, OpenEpisode | None] = {}
     taken: list[int] = []
@@ -111,8 +132,13 @@ def stage(
         info = chunk.header.info
         name = (session, info.episode_key)
         episode = episodes.get(info.episode_key, staged.open.get(name, open_episodes.get(name)))
+        if episode is None and name in lost:
+            reason = "since its writer was gone: nothing was heard of it for the length of its lease, or a newer one took over"
+            raise WriterFencedError(
+                f"episode {lost[name]} was ended as truncated, {reason}; make a new writer and begin a new episode"
+            )
         if info.first_step == 0 and episode is None and info.episode_key not in episodes:
-            episode = OpenEpisode(next_episode_id + len(entries), 0, 0.0, 0.0)
+            episode = OpenEpisode(next_episode_id + len(entries), 0, 0.0)
             entries.append(
                 EpisodeEntry(
                     episode_id=episode.episode_id, session_id=session, episode_key=info.episode_key, actor=request.actor,
@@ -129,7 +155,6 @@ def stage(
             episode,
             length=episode.length + info.n_steps,
             return_=episode.return_ + info.reward_sum,
-            last_at_s=staged.committed_at_s,
         )
         episodes[info.episode_key] = None if info.terminated or info.truncated else episode
         taken.append(place)
@@ -143,6 +168,8 @@ def stage(
     staged.entries += entries
     if taken:
         staged.sessions[session] = last
+        if request.epoch is not None:
+            staged.sessions[epoch_mark(request.actor)] = request.epoch
     staged.open.update({(session, key): episode for key, episode in episodes.items()})
     staged.duplicates += duplicates
 
@@ -152,11 +179,12 @@ def stage_all(
     requests: Sequence[AppendRequest],
     sessions: Mapping[bytes, int],
     open_episodes: Mapping[EpisodeName, OpenEpisode],
+    lost: Mapping[EpisodeName, int],
 ) -> None:
     """Stages each request; one that is refused gets its error and does not hinder the others."""
     for request in requests:
         try:
-            stage(staged, request, sessions, open_episodes)
+            stage(staged, request, sessions, open_episodes, lost)
         except ReplayError as error:
             request.done.set_exception(error)
 
@@ -168,8 +196,8 @@ def refuse(requests: Sequence[AppendRequest], error: ReplayError) -> None:
             request.done.set_exception(error)
 
 
-def open_episodes_of(loaded: LoadedTable) -> dict[EpisodeName, OpenEpisode]:
-    """Returns the episodes that had no end when the table was last written; their writers may come back."""
+def open_episodes_of(loaded: LoadedTable, lost: Mapping[int, int]) -> dict[EpisodeName, OpenEpisode]:
+    """Returns the episodes that had no end when the table was last written, and are not `lost`; their writers may come back."""
     index = loaded.index
     order = np.lexsort((index["first_step"], index["episode_id"]))
     ids = index["episode_id"][order]
@@ -178,8 +206,7 @@ def open_episodes_of(loaded: LoadedTable) -> dict[EpisodeName, OpenEpisode]:
     return {
         (entry.session_id, entry.episode_key): OpenEpisode(
             entry.episode_id, int(index["first_step"][at] + index["n_steps"][at]), float(index["return_after"][at]),
-            float(index["committed_at_s"][at]),
         )
         for entry in loaded.episodes
-        if (at := newest.get(entry.episode_id)) is not None
+        if (at := newest.get(entry.episode_id)) is not None and entry.episode_id not in lost
     }  # fmt: skip

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 
@@ -17,9 +17,10 @@ import numpy as np
 
 from replaysvc.cache import Cache
 from replaysvc.checks import check_number
-from replaysvc.codec import ChunkDecoder
+from replaysvc.codec import ChunkDecoder, checksum_of
 from replaysvc.config import TableConfig
 from replaysvc.errors import (
+    ChunkCorruptError,
     LimitedError,
     NotFoundError,
     ReplayError,
@@ -27,19 +28,30 @@ from replaysvc.errors import (
     StorageError,
     WaitTimeoutError,
 )
-from replaysvc.index.episode_records import episode_chunk_ids, list_episodes, parse_metadata
+from replaysvc.index.episode_records import end_lost, episode_chunk_rows, list_episodes, parse_metadata
 from replaysvc.index.table_index import TableIndex
 from replaysvc.limiter import LimiterState, check_chunk
-from replaysvc.options import Prioritized
+from replaysvc.options import LostActor, Prioritized
 from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import FieldSpec, Signature
-from replaysvc.storage import TableStore
+from replaysvc.storage import System, TableStore
 from replaysvc.table import sampler_state
 from replaysvc.table.committer import Committer
 from replaysvc.table.core import Core
+from replaysvc.table.endings import Endings
 from replaysvc.table.initial import InitialPriorities
+from replaysvc.table.leases import Leases
 from replaysvc.table.sampling import Sampling
-from replaysvc.table.staging import AppendRequest, Staged, open_episodes_of, refuse, stage_all
+from replaysvc.table.staging import (
+    AppendRequest,
+    EpisodeName,
+    Staged,
+    check_epoch,
+    epoch_mark,
+    open_episodes_of,
+    refuse,
+    stage_all,
+)
 from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, EpisodeRecord, TableStats
 from replaysvc.writer import choose_chunk_steps
@@ -54,36 +66,45 @@ class Table:
     """One table of a store. Thread-safe."""
 
     def __init__(
-        self, store: TableStore, committer: Committer, cache_bytes: tuple[int, int], *, clock: Callable[[], float],
+        self, store: TableStore, committer: Committer, cache_bytes: tuple[int, int], *, system: System,
         rng: np.random.Generator,
     ) -> None:  # fmt: skip
         self.name = store.name
         self.signature = Signature.from_json(store.description["signature"])
         config = TableConfig.from_json(store.description["config"])
-        self._store, self._committer, self._clock = store, committer, clock
+        self._store, self._committer, self._clock = store, committer, system.time
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
         holes = sampler_state.saved_holes(store)
-        tail = min(sampler_state.saved_tail(store), loaded.next_position)
+        tail = min(sampler_state.saved_number(store, "tail"), loaded.next_position)
         records = sampler_state.without_holes(loaded.index, holes)
         records = records[records["position"] + records["n_steps"] > tail]
+        lost = sampler_state.saved_lost(store)
         index = TableIndex(replace(loaded, index=records))
         if tail > index.tail:
             index.remove_before(tail)
+        end_lost(index, lost)
+        store.end_episodes(lost)
+        open_episodes = open_episodes_of(loaded, lost)
         samplers, limiter = Samplers(config.samplers, index), LimiterState(config.limiter)
         sampler_state.restore(store, samplers, limiter, rng, index.head)
         self._core = Core(
-            self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), clock,
-            self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes_of(loaded),
-            loaded.next_episode_id, holes,
+            self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), system.time,
+            self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes,
+            loaded.next_episode_id,
+            Leases(system.monotonic, config.lease_s if config.lost_actor is LostActor.TRUNCATE else None, open_episodes),
+            {(entry.session_id, entry.episode_key): entry.episode_id for entry in loaded.episodes if entry.episode_id in lost},
+            max(sampler_state.saved_number(store, "ends"), *(end + 1 for end in lost.values()), 0), holes,
         )  # fmt: skip
         self._initial = InitialPriorities(self.signature, config)
         self._sessions: OrderedDict[bytes, int] = OrderedDict(loaded.sessions)
         self._next_chunk_id = loaded.next_chunk_id
         sampling, self._upkeep = Sampling(self._core), Upkeep(self._core, committer)
+        self._endings = Endings(self._core, committer)
         self.draw, self.update_priorities = sampling.draw, sampling.update_priorities
         self.delete_episodes, self.set_limiter = self._upkeep.delete_episodes, self._upkeep.set_limiter
         self.save_state, self.whole_state = self._upkeep.save_state, self._upkeep.whole_state
+        self.compact, self.end_lost, self.excuse_leases = self._upkeep.compact, self._endings.end_lost, self._endings.excuse
         self._upkeep.remove_excess()
 
     @property
@@ -93,15 +114,39 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def open_session(self, session_id: bytes) -> int:
-        """Returns the last durable sequence number of a writer session, -1 if there is none."""
+    def open_session(
+        self, session_id: bytes, actor: str = "", *, epoch: int | None = None, alive: Iterable[int] = ()
+    ) -> int:
+        """Returns the last durable sequence number of a writer session, -1 if there is none.
+
+        `alive`: keys of its open episodes that its writers go on with. With an epoch larger than any before, the session takes
+        over from the actor's other ones: their open episodes are ended.
+
+        Raises:
+          WriterFencedError: a session of a larger epoch writes as this actor.
+        """
+        taken_over: list[EpisodeName] = []
         with self._changed:
             self._core.check_open()
-            return self._sessions.get(session_id, -1)
+            check_epoch(actor, epoch, self._sessions)
+            if epoch is not None and epoch > self._sessions.get(epoch_mark(actor), -1):
+                self._sessions[epoch_mark(actor)] = epoch
+                taken_over = self._endings.others_open(actor, session_id)
+            self._core.leases.renew(session_id, alive)
+            last = self._sessions.get(session_id, -1)
+        if taken_over:
+            self._endings.end_episodes(taken_over)
+        return last
+
+    def renew(self, session_id: bytes, alive: Iterable[int]) -> None:
+        """Notes that a session's writers go on with these open episodes, by their keys."""
+        with self._changed:
+            self._core.leases.renew(session_id, alive)
 
     def submit(
-        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, wait_s: float = 0.0
-    ) -> AppendRequest:
+        self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, wait_s: float = 0.0,
+        epoch: int | None = None, alive: Sequence[int] = (),
+    ) -> AppendRequest:  # fmt: skip
         """Checks and decodes chunks and queues them for the next commit; the request's `done` tells the outcome.
 
         Waits up to `wait_s` for room in the queue, and for the limiter, which lets all of them in or none.
@@ -113,6 +158,8 @@ class Table:
         deadline = time.monotonic() + wait_s
         data = [chunk for _, chunk in chunks]
         headers = self._core.decoder.headers(data)
+        keys = tuple({*alive, *(header.info.episode_key for header in headers)})
+        self.renew(session_id, keys)
         admitted = self._admit(
             session_id, [(n, header.info.n_steps) for (n, _), header in zip(chunks, headers, strict=True)], deadline
         )
@@ -124,8 +171,8 @@ class Table:
                 decoded = self._core.decoder.decode(data, headers)
                 self._initial.check(decoded)
                 request = AppendRequest(
-                    session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent, admitted=admitted
-                )
+                    session_id, actor, [sequence for sequence, _ in chunks], data, decoded, urgent, epoch, keys, admitted,
+                )  # fmt: skip
                 with self._changed:
                     self._core.check_open()
                 self._committer.submit(self, request, size)
@@ -162,7 +209,7 @@ class Table:
 
     def append(
         self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, timeout_s: float,
-        wait_s: float = 0.0,
+        wait_s: float = 0.0, epoch: int | None = None, alive: Sequence[int] = (),
     ) -> int:  # fmt: skip
         """Stores chunks of a session, returns its last durable sequence number when they are durable.
 
@@ -171,7 +218,7 @@ class Table:
         Raises:
           WaitTimeoutError: not within `timeout_s`; the chunks may still be stored. And all that `submit` and the commit raise.
         """
-        request = self.submit(session_id, actor, chunks, urgent=urgent, wait_s=wait_s)
+        request = self.submit(session_id, actor, chunks, urgent=urgent, wait_s=wait_s, epoch=epoch, alive=alive)
         try:
             return request.done.result(timeout_s)
         except FutureTimeoutError:
@@ -181,7 +228,7 @@ class Table:
         """Stores and publishes requests, and settles each. Called by the committer thread alone; does not raise."""
         staged = Staged(self._next_chunk_id, self._core.index.head, self._core.next_episode_id, self._clock())
         try:
-            stage_all(staged, requests, self._sessions, self._core.open_episodes)
+            stage_all(staged, requests, self._sessions, self._core.open_episodes, self._core.lost)
             with self._changed:
                 self._core.check_open()
             index = staged.index()
@@ -218,8 +265,12 @@ class Table:
             for name, episode in staged.open.items():
                 if episode is None:
                     self._core.open_episodes.pop(name, None)
+                    self._core.leases.end(name)
                 else:
                     self._core.open_episodes[name] = episode
+                    self._core.leases.begin(name)
+            for request in staged.requests:
+                self._core.leases.renew(request.session_id, request.alive)
             for row, chunk in zip(added.rows, staged.decoded, strict=True):
                 self._core.cache_chunk(Cache.RECENT, row, chunk)
             self._core.samplers.insert(added, self._initial.of(staged.decoded))
@@ -249,7 +300,7 @@ class Table:
                 cache_misses_total=counts["misses"], priority_updates_total=counts["updates"],
                 ignored_updates_total=counts["ignored_updates"], deleted_episodes_total=counts["deleted_episodes"],
                 cache_bytes=core.cache.used_bytes, open_episodes=len(core.open_episodes),
-                ready=not waiting, waiting_for=waiting,
+                ready=not waiting, waiting_for=waiting, lost_actor_episodes_total=counts["lost"],
                 limiter=limiter.options.to_json() | {"inserted": limiter.inserted, "sampled": limiter.sampled},
                 queues={name: queue.available for name, (_, queue) in core.samplers.queues.items()},
             )  # fmt: skip
@@ -259,18 +310,24 @@ class Table:
         limit = check_number("limit", limit, 1, 100_000)
         if before_id is not None:
             before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
-        with self._changed:
-            self._core.check_open()
-            records = list_episodes(self._core.index, limit, before_id, actor, closed_only)
-        complete = []
-        for record in records:
-            entry = self._store.read_episode_entry(record.episode_id)
-            if entry is not None:
-                complete.append(replace(record, metadata=parse_metadata(entry.metadata)))
+        complete: list[EpisodeRecord] = []
+        while len(complete) < limit:
+            with self._changed:
+                self._core.check_open()
+                records = list_episodes(self._core.index, limit - len(complete), before_id, actor, closed_only)
+            if not records:
+                break
+            before_id = records[-1].episode_id
+            for record in records:
+                entry = self._store.read_episode_entry(record.episode_id)
+                if entry is not None:  # else removed meanwhile
+                    complete.append(replace(record, metadata=parse_metadata(entry.metadata)))
         return complete
 
     def episode_chunks(self, episode_id: int, start: int, stop: int | None) -> Iterator[list[bytes]]:
         """Yields the stored chunks that hold steps [start, stop) of an episode, in order, in pieces of about 4 MiB.
+
+        `cut_at` tells whether the last of them is where the service itself ended the episode.
 
         Raises:
           NotFoundError: no such episode, or it was removed meanwhile. InvalidRequestError: a range outside what is stored.
@@ -281,16 +338,29 @@ class Table:
             stop = check_number("stop", stop, 0, 1 << 62)
         with self._changed:
             self._core.check_open()
-            ids, sizes = episode_chunk_ids(self._core.index, self.name, episode_id, start, stop)
-        return self._read_pieces(episode_id, ids, sizes)
+            rows = episode_chunk_rows(self._core.index, self.name, episode_id, start, stop)
+            ids, sizes, checksums = (self._core.index.field(name, rows) for name in ("chunk_id", "stored_bytes", "checksum"))
+        return self._read_pieces(episode_id, ids, sizes.astype(np.int64), checksums)
 
-    def _read_pieces(self, episode_id: int, ids: Array, sizes: Array) -> Iterator[list[bytes]]:
+    def cut_at(self, episode_id: int, stop: int | None) -> bool:
+        """Returns whether the service itself ended an episode with the step before `stop`; None: at all."""
+        with self._changed:
+            episodes = self._core.index.episodes
+            if episode_id not in self._core.index.lost:
+                return False
+            return stop is None or stop == int(episodes["length"][episode_id - episodes.base])
+
+    def _read_pieces(self, episode_id: int, ids: Array, sizes: Array, checksums: Array) -> Iterator[list[bytes]]:
         piece_of = np.cumsum(sizes) // _PIECE_BYTES
         for piece in np.unique(piece_of):
             data = self._store.read(ids[piece_of == piece])
-            if any(chunk is None for chunk in data):
+            whole = [chunk for chunk in data if chunk is not None]
+            if len(whole) < len(data):
                 raise NotFoundError(f"episode {episode_id}: steps of it were removed while it was read")
-            yield [chunk for chunk in data if chunk is not None]
+            for chunk, expected, chunk_id in zip(whole, checksums[piece_of == piece], ids[piece_of == piece], strict=True):
+                if checksum_of(chunk) != int(expected):
+                    raise ChunkCorruptError(f"episode {episode_id}: chunk {chunk_id} is another one than the index says")
+            yield whole
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 """What goes and what is remembered: capacity, deletion, the disk space of both, and the state of samplers and limiter."""
 
-import threading
 from typing import Any
 
 import numpy as np
 
 from replaysvc.checks import check_number
 from replaysvc.errors import InvalidRequestError, ReplayError
+from replaysvc.index.episode_records import forget_lost
 from replaysvc.index.table_index import DELETED
 from replaysvc.limiter import check_chunk
 from replaysvc.options import Limiter
@@ -29,7 +29,6 @@ class Upkeep:
     def __init__(self, core: Core, committer: Committer) -> None:
         self._core, self._committer = core, committer
         self._holes = 0  # bytes that were removed since the disk was looked through for space
-        self._state_lock = threading.Lock()
         self._saved: dict[str, Any] | None = None  # what was saved last, but for priorities
 
     def remove_excess(self) -> None:
@@ -94,6 +93,7 @@ class Upkeep:
             core.counts["deleted_episodes"] += len(ids)
             for name in [name for name, episode in core.open_episodes.items() if episode.episode_id in gone]:
                 del core.open_episodes[name]
+                core.leases.end(name)
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
             core.changed.notify_all()
@@ -102,17 +102,36 @@ class Upkeep:
         self._reclaim(at_once=True)
         return len(ids)
 
+    def compact(self) -> int:
+        """Gives back the disk space of removed and deleted steps, one segment at a time; returns the bytes that came back."""
+        freed = 0
+        while more := int(self._committer.run(self._reclaim_all)):
+            freed += more
+        return freed
+
+    def _reclaim_all(self) -> int:
+        core = self._core
+        with core.changed:
+            core.check_open()
+            chunks = core.index.chunks
+            live = chunks["chunk_id"][(chunks["flags"] & DELETED) == 0]
+        return core.store.reclaim(live)
+
     def _forget_removed_episodes(self) -> None:
         """Drops what is known of episodes of which no step is left, unless a writer may still go on with them."""
         core = self._core
-        limit = core.clock() - _IDLE_EPISODE_S
         idle = [
             name
-            for name, episode in core.open_episodes.items()
-            if episode.last_at_s < limit and core.index.is_removed(episode.episode_id)
+            for name in core.leases.silent(_IDLE_EPISODE_S)
+            if name in core.open_episodes and core.index.is_removed(core.open_episodes[name].episode_id)
         ]
         for name in idle:
             del core.open_episodes[name]
+            core.leases.end(name)
+        forget_lost(core.index)
+        base = core.index.episodes.base
+        for name in [name for name, number in core.lost.items() if number < base]:
+            del core.lost[name]
         core.index.forget_episodes_before(
             min((e.episode_id for e in core.open_episodes.values()), default=core.next_episode_id)
         )
@@ -135,7 +154,7 @@ class Upkeep:
     def save_state(self) -> None:
         """Saves what changed of priorities, queues, counts and generator: all of it, some blocks of priorities at a time."""
         core = self._core
-        with self._state_lock:
+        with self._core.state_lock:
             with core.changed:
                 core.check_open()
                 state, tail = sampler_state.take(core), core.index.tail

@@ -108,16 +108,18 @@ class DeleteTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("table", "session_id", "actor", "epoch")
+    __slots__ = ("table", "session_id", "actor", "epoch", "open_episodes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
     actor: str
     epoch: int
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    open_episodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -134,20 +136,22 @@ class AppendChunk(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("table", "session_id", "actor", "chunks", "urgent", "epoch")
+    __slots__ = ("table", "session_id", "actor", "chunks", "urgent", "epoch", "open_episodes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     URGENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
     actor: str
     chunks: _containers.RepeatedCompositeFieldContainer[AppendChunk]
     urgent: bool
     epoch: int
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ..., epoch: _Optional[int] = ...) -> None: ...
+    open_episodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -435,10 +439,12 @@ class ReadEpisodeRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., episode_id: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ReadEpisodeResponse(_message.Message):
-    __slots__ = ("chunks",)
+    __slots__ = ("chunks", "truncated")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, chunks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    truncated: bool
+    def __init__(self, chunks: _Optional[_Iterable[bytes]] = ..., truncated: bool = ...) -> None: ...
 
 class PutParamsRequest(_message.Message):
     __slots__ = ("name", "version", "piece", "size")

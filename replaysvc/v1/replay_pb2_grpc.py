@@ -149,8 +149,8 @@ class ReplayServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Begins or resumes a writer session: tells which of its chunks are durable already. Also says that the session is alive: one
-        that is silent for longer than the table's lease loses its open episodes.
+        """Begins or resumes a writer session: tells which of its chunks are durable already. Also says which of its episodes are
+        alive: one of which nothing was heard for the length of the table's lease is ended by the service, as truncated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

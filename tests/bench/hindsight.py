@@ -22,8 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 
 from dqn.bitflip import bitflip_config
+from dqn.processes import Child, Children, Service, start_learning
 from dqn.rundir import Evaluation, Metrics, RunDirectory
-from replaysvc.demo import Child, Children, start_learning, start_service
 
 WITH, WITHOUT = 0.95, 0.10  # success rates that tell hindsight from none
 EPISODES = 200
@@ -56,11 +56,11 @@ def run(directory: Path, bits: int, seed: int, hindsight: bool, progress: Progre
     name = f"seed {seed} {'with' if hindsight else 'without'} hindsight"
     task = progress.add_task(name, total=config.max_steps, success="")
     with Children(logs) as children, Metrics(directory) as metrics:
-        address = start_service(children, directory)
-        if address is None:
+        service = Service(children, directory)
+        if not service.await_listening():
             raise RuntimeError(f"the service did not start: see {logs}")
         began, clock = time.time(), time.monotonic()
-        learner, evaluator = start_learning(children, directory, address)
+        learner, evaluator = start_learning(children, directory, service.address)
         while learner.process.poll() is None or evaluator.process.poll() is None:
             check(children, learner, evaluator)
             show(progress, task, metrics)

@@ -1,17 +1,22 @@
 """`replaysvc serve`: its one line, its end, and every way in which it refuses to start."""
 
 import json
+import shutil
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import replay_client
 from replay_client import UnavailableError
+from replaysvc.access import Role, append_token, new_token
+from replaysvc.cli import app
 from tests.builders import SCALARS, write_episodes
 from tests.processes import ServiceProcess
+from tests.service.certificates import issue, make_ca
 
 DROP_PRIVILEGES = """
 import ctypes, os, sys
@@ -65,17 +70,123 @@ def test_stops_although_a_client_waits_for_data(tmp_path):
         assert isinstance(waiting.exception(timeout=30), UnavailableError)
 
 
-def test_address_of_all_interfaces_needs_insecure(tmp_path, refused):
+TLS = ("--tls-certificate", "{}/server.pem", "--tls-key", "{}/server.key")
+CLIENT_CA, TOKENS = ("--tls-client-ca", "{}/ca.pem"), ("--tokens-file", "{}/tokens.toml")
+NOBODY, PLAIN = "nobody is asked who they are", "tokens and data travel unencrypted"
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory):
+    """A directory with certificates and a tokens file."""
+    folder = tmp_path_factory.mktemp("secrets")
+    issue(make_ca(folder), "server", "DNS:localhost")
+    append_token(folder / "tokens.toml", new_token("a", Role.ADMIN)[1])
+    return folder
+
+
+def filled(options, secrets):
+    return [option.format(secrets) for option in options]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [((), f"{NOBODY}, in plain text"), (TLS, NOBODY), (TOKENS, PLAIN)], ids=["none", "tls", "tokens"]
+)
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "[::]", "192.0.2.1", "somewhere", "localhost.example.org", "127.1", "::ffff:127.0.0.1"]
+)
+def test_address_that_others_reach_is_refused_unprotected(tmp_path, monkeypatch, secrets, options, why, host):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["serve", "--data", "store", "--port", "0", "--host", host, *filled(options, secrets)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"replaysvc: setting host: expected an address of this machine alone, found {host}, where {why}; for others, give tls_"
+    )
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusal_of_an_address_is_that_of_the_command(tmp_path, refused):
     status, sentence = refused("serve", "--data", "store", "--port", "0", "--host", "0.0.0.0")
     assert status == 2
-    assert sentence.startswith("setting host: expected an address of this machine alone, found 0.0.0.0; ")
-    assert "--insecure" in sentence
+    assert sentence.startswith("setting host: expected an address of this machine alone, found 0.0.0.0")
+    assert sentence.endswith("or --insecure")
     assert list(tmp_path.iterdir()) == []
-    with (
-        ServiceProcess(tmp_path / "store", "--host", "0.0.0.0", "--insecure") as service,
-        replay_client.connect(service.address) as client,
-    ):
-        assert client.tables() == []
+
+
+@pytest.mark.parametrize("options", [(), TLS, TOKENS], ids=["none", "tls", "tokens"])
+def test_insecure_opens_an_address_with_a_warning_in_the_log_and_beside_it(tmp_path, secrets, options):
+    with ServiceProcess(
+        tmp_path / "store", "--host", "0.0.0.0", "--insecure", "--log-level", "error", *filled(options, secrets)
+    ) as service:
+        log = service.log.read_text()
+    assert log.startswith(f"replaysvc: WARNING: 0.0.0.0:{service.port} is open to whoever reaches it: ")
+    assert log.endswith(" (--insecure)\n")
+    with ServiceProcess(tmp_path / "store", "--host", "0.0.0.0", "--insecure", *filled(options, secrets)) as service:
+        assert service.log.read_text().count(f"0.0.0.0:{service.port} is open to whoever reaches it: ") == 2
+
+
+@pytest.mark.parametrize("options", [TLS + TOKENS, TLS + CLIENT_CA, TLS + CLIENT_CA + TOKENS], ids=["tokens", "ca", "both"])
+def test_address_that_others_reach_is_fine_with_tls_and_known_callers(tmp_path, secrets, options):
+    with ServiceProcess(tmp_path / "store", "--host", "0.0.0.0", *filled(options, secrets)) as service:
+        assert "WARNING" not in service.log.read_text()
+
+
+@pytest.mark.parametrize("options", [(), TLS, TOKENS, ("--insecure",)], ids=["none", "tls", "tokens", "insecure"])
+def test_address_of_this_machine_needs_nothing(tmp_path, secrets, options):
+    with ServiceProcess(tmp_path / "store", *filled(options, secrets)) as service:
+        assert "WARNING" not in service.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (TLS[:2], "setting tls_certificate: expected tls_key with it, found none"),
+        (TLS[2:], "setting tls_key: expected tls_certificate with it, found none"),
+        (CLIENT_CA, "setting tls_client_ca: expected tls_certificate and tls_key with it, found none"),
+        ((*TLS[:3], "{}/ca.key"), "setting tls_certificate and tls_key: expected usable PEM files, found "),
+        ((*TLS, "--tls-client-ca", "{}/absent"), "setting tls_client_ca: expected usable PEM files, found "),
+        (("--tokens-file", "{}/absent"), "tokens file "),
+        (("--tokens-file", "{}/ca.pem"), "tokens file "),
+    ],
+)
+def test_broken_protection_is_refused_before_anything_is_touched(tmp_path, refused, secrets, options, sentence):
+    status, found = refused("serve", "--data", "store", "--port", "0", *filled(options, secrets))
+    assert status == 2
+    assert found.startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands_show_tokens_and_are_told_what_is_wrong_with_them(tmp_path, secrets, replaysvc, refused):
+    secret, lines = new_token("b", Role.VIEWER)
+    (tmp_path / "b.token").write_text(secret + "\n")
+    (tmp_path / "guess.token").write_text("guess\n")
+    shutil.copy(secrets / "tokens.toml", tmp_path)
+    append_token(tmp_path / "tokens.toml", lines)
+    with ServiceProcess(tmp_path / "store", "--tokens-file", str(tmp_path / "tokens.toml"), *filled(TLS, secrets)) as service:
+        target, ca = f"localhost:{service.port}", str(secrets / "ca.pem")
+        for command in ("tables", "stats"):
+            assert replaysvc(command, target, "--token-file", "b.token", "--tls-ca", ca, "--json").stdout == "[]\n"
+            assert replaysvc(command, target, "--json", token_file="b.token", tls_ca=ca).stdout == "[]\n"
+        unknown = (5, "authorization: expected a token that this service knows, found another")
+        assert refused("tables", target, token_file="guess.token", tls_ca=ca) == unknown
+        assert refused("tables", target, tls_ca=ca) == (5, "authorization: expected a token, found none")
+        status, sentence = refused("tables", target, token_file="b.token")
+        assert (status, sentence.partition(":")[0]) == (4, "the server at localhost")
+        assert "speaks TLS" in sentence
+    assert refused("tables", target, token_file="absent") == (
+        2, "option --token-file: absent cannot be read: No such file or directory"
+    )  # fmt: skip
+    (tmp_path / "two.token").write_text(f"{secret} {secret}\n")
+    status, sentence = refused("tables", target, token_file="two.token")
+    assert status == 2
+    assert sentence.startswith("token: expected 1 to 1024 printable ASCII characters")
+    assert secret not in sentence
+
+
+def test_what_commands_show_is_no_setting_of_the_service(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPLAYSVC_TOKEN_FILE", "b.token")
+    monkeypatch.setenv("REPLAYSVC_TLS_CA", "ca.pem")
+    ServiceProcess(tmp_path / "store").start().terminate()
 
 
 def test_options_beat_variables_beat_the_file(tmp_path, replaysvc):

@@ -307,13 +307,13 @@ def test_an_embedded_writer_waits_in_long_turns_to_the_end_of_its_patience(monke
     """100 s: three turns of 30 s, as long as it would wait for room in the queue, and one of 10 s."""
     waits, clock = [], [0.0]
 
-    def submit(*args, urgent, wait_s):
+    def submit(*args, urgent, wait_s, epoch):
         waits.append(wait_s)
         clock[0] += wait_s
         raise LimitedError("limiter: no room")
 
     monkeypatch.setattr(embedded_sink, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    sink = embedded_sink.EmbeddedSink(SimpleNamespace(submit=submit), None, None, "")
+    sink = embedded_sink.EmbeddedSink(SimpleNamespace(submit=submit, open_session=lambda *_, **__: -1), None, None, "", None)
     with pytest.raises(WaitTimeoutError, match=r"nothing was let in for 100 s \(limiter: no room\)"):
         sink.put(b"", wait=True, limit_timeout_s=100.0)
     assert waits == [30, 30, 30, 10]

@@ -12,8 +12,9 @@ from rich.console import Console
 
 import replaysvc
 from dqn.config import Config
+from dqn.processes import Children, Service
 from dqn.rundir import Evaluation, Metrics, RunDirectory
-from replaysvc.demo import Children, run_demo
+from replaysvc.demo import run_demo
 from replaysvc.errors import InvalidRequestError
 
 RUN = (
@@ -118,6 +119,53 @@ def test_service_that_ends_is_a_failure_whatever_its_status(tmp_path):
         service = children.start("service", "platform")
         assert service.process.wait(30) == 0
         assert children.failed() is service
+
+
+def test_service_that_is_killed_comes_back_on_its_port(tmp_path, make_run):
+    with Children(tmp_path) as children:
+        service = Service(children, make_run())
+        assert service.await_listening()
+        address, kills = service.address, 2
+        for _ in range(kills):
+            service.kill()
+            assert not service.gone
+            assert service.await_listening()
+            assert children.failed() is None
+        assert (service.address, service.kills, len(service.outages_s)) == (address, kills, kills)
+        assert list(children.complaints()) == []
+
+
+def test_service_that_does_not_come_back_is_a_failure(tmp_path, make_run):
+    run = make_run()
+    with Children(tmp_path) as children:
+        service = Service(children, run)
+        assert service.await_listening()
+        (run.path / "replay" / "FORMAT").write_text("no format")
+        service.kill()
+        assert not service.await_listening()
+        assert service.gone
+        failed = children.failed()
+        assert failed is not None
+        assert (failed.name, failed.process.poll()) == ("service", 3)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "2026-01-02 03:04:05,678 ERROR replay_client.sender: table t: chunks are refused",
+        "2026-01-02 03:04:05,678 CRITICAL dqn.actor: no",
+        "E0102 03:04:05.678901 12345 chttp2_transport.cc:123] trouble",
+    ],
+)
+def test_errors_in_logs_are_found(tmp_path, line):
+    with Children(tmp_path) as children:
+        child = children.start("actor-0", "platform")
+        assert child.process.wait(30) == 0
+        assert list(children.complaints()) == []
+        with child.log.open("a") as log:
+            log.write(f"2026-01-02 03:04:05,678 INFO dqn.actor: took 7 steps\n{line}\n")
+        assert list(children.complaints()) == [f"{child.log}: {line}"]
 
 
 def test_run_directory_with_a_run_is_refused_unless_resumed(tmp_path, make_run):

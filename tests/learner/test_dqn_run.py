@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dqn.rundir import Evaluation, LearnerMetrics, Metrics, RunDirectory, TrainE
 from dqn.task import make_envs, make_network, make_table
 from dqn.watch import Watch
 from replaysvc import Transitions
+from replaysvc.errors import NotFoundError
 from tests.learner.toys import small_config
 
 
@@ -91,7 +93,7 @@ def test_actor_learner_and_evaluator_solve_the_chain_together(replay, make_run):
     assert table.stats().next_position == steps
     records = table.episodes(limit=10_000)
     assert {record.actor for record in records} == {"actor-0"}
-    assert all(record.policy_version >= 1 and record.metadata.keys() == {"seed", "env"} for record in records)
+    assert all(record.policy_version >= 1 and record.metadata.keys() == {"seed", "env", "episode"} for record in records)
     evaluated = {seed for version in range(1, 100) for seed in evaluation_seeds(run.config, version)}
     assert not evaluated & {record.metadata["seed"] for record in records}
 
@@ -196,6 +198,34 @@ def test_evaluation_keeps_the_best_network_and_not_the_last(replay, make_run):
     assert (verdict["policy_version"], verdict["mean_return"], verdict["best_return"]) == (2, 0.0, 1.0)
 
 
+def test_samples_are_counted_over_restarts_of_the_service(replay, make_run):
+    """Each process of a service counts from 0."""
+    run = make_run()
+    fill(replay, run.config, 30, rng=np.random.default_rng(0))
+
+    class Service:
+        sampled = 0
+
+        def table(self, name):
+            return self
+
+        def stats(self):
+            return replace(replay.table(run.config.table).stats(), sampled_items_total=self.sampled)
+
+        def get_params(self, name):
+            raise NotFoundError("none yet")
+
+    service = Service()
+    with Metrics(run) as metrics:
+        watch = Watch(service, metrics, run.config)
+        for sampled, restarts in ((100, False), (250, True), (0, False), (70, True), (5, True), (3, False)):
+            service.sampled = sampled
+            watch.look()
+            if restarts:
+                watch.service_restarted()
+        assert "328 samples" in next(line for line in watch.summary() if "samples" in line)  # 250 + 70 + 5 + 3
+
+
 def test_learner_stops_when_its_steps_are_used_up(replay, make_run):
     run = make_run(max_steps=80)
     table = fill(replay, run.config, 80, rng=np.random.default_rng(0))
@@ -241,8 +271,8 @@ def test_metrics_come_back_newest_first(make_run):
         for version in range(3):
             metrics.write(
                 TrainEpisode(
-                    actor="actor-0", env=0, policy_version=version, return_=1.0, length=1, terminated=True, truncated=False,
-                    seed=1, epsilon=0.5,
+                    episode=f"7e57-{version}", actor="actor-0", env=0, policy_version=version, return_=1.0, length=1,
+                    terminated=True, truncated=False, seed=1, epsilon=0.5,
                 )
             )  # fmt: skip
         assert [row["policy_version"] for row in metrics.last(TrainEpisode, 2)] == [2, 1]

@@ -5,6 +5,7 @@ import pytest
 import replay_client
 from replaysvc import ClientConfig, StoreConfig
 from replaysvc.replay import Replay
+from replaysvc.rpc.limits import Limits
 from replaysvc.rpc.server import Server
 from tests.processes import ServiceProcess
 from tests.service.raw import Raw
@@ -29,8 +30,8 @@ def serve(replay):
     """Starts servers of the store `replay` in this process; all are stopped at the end."""
     servers = []
 
-    def start(port: int = 0, **options) -> Server:
-        server = Server(replay, f"127.0.0.1:{port}", **options)
+    def start(port: int = 0, *, access=None, tls=None, **limits) -> Server:
+        server = Server(replay, f"127.0.0.1:{port}", access=access, tls=tls, limits=Limits(**limits))
         server.start()
         servers.append(server)
         return server

@@ -7,6 +7,7 @@ import grpc
 from replay_client.connection import error_of
 from replaysvc import TableConfig
 from replaysvc.config import MAX_MESSAGE_BYTES
+from replaysvc.rpc.limits import PIECE_BYTES
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 from replaysvc.writer import Writer
@@ -62,8 +63,13 @@ class Raw:
         return self.call("Append", pb.AppendRequest(table=table, session_id=session, actor=actor, chunks=pairs, urgent=True))
 
     def call(self, method, request):
+        call = getattr(self.stub, method)
+        if method in ("Append", "UpdatePriorities", "DeleteEpisodes") and request.ByteSize() > PIECE_BYTES:
+            data = request.SerializeToString()
+            request = (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
+            call = self._channel.stream_unary(f"/replaysvc.v1.ReplayService/{method}")
         try:
-            return getattr(self.stub, method)(request, timeout=60)
+            return call(request, timeout=60)
         except grpc.RpcError as error:
             raise error_of(error, "the server") from error
 

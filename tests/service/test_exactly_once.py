@@ -142,13 +142,13 @@ def test_chunk_that_does_not_continue_its_episode_is_refused(raw, table):
     assert table.read_episode(0)["action"].tolist() == list(range(8))
 
 
-def without_the_guard(staged, request, sessions, open_episodes):
+def without_the_guard(staged, request, sessions, open_episodes, lost):
     """`stage`, made to take every chunk as new."""
     again = bytes(16 - len(b"again")) + b"again" if request.session_id in sessions else request.session_id
     renamed = staging.AppendRequest(
-        again, request.actor, range(len(request.chunks)), request.chunks, request.decoded, request.urgent, request.done
+        again, request.actor, range(len(request.chunks)), request.chunks, request.decoded, request.urgent, done=request.done
     )
-    stage(staged, renamed, sessions, open_episodes)
+    stage(staged, renamed, sessions, open_episodes, lost)
 
 
 stage = staging.stage

@@ -28,7 +28,7 @@ class Door:
         self._room, self._last = 0, -1
         self._changed = threading.Condition()
 
-    def call(self, method, request):
+    def call(self, method, request, *, timeout_s=None):
         with self._changed:
             if method == "Append":
                 self.sizes.append(len(request.chunks))
@@ -56,6 +56,8 @@ class Door:
 class Asked:
     """Stands in for a writer with a part-filled chunk: counts how often it is asked for it."""
 
+    open_episode = None
+
     def __init__(self):
         self.times = 0
         self.asked = threading.Event()
@@ -80,7 +82,7 @@ def make_sender():
     senders = []
 
     def make(door, chunks, writer=None):
-        sender = Sender(door, "t", "actor")
+        sender = Sender(door, "t", "actor", None, 120.0)
         senders.append((door, sender))
         for _ in range(chunks):
             sender.put(CHUNK, wait=False)
@@ -177,7 +179,7 @@ def test_an_outage_while_held_back_is_told_as_an_outage(make_sender, monkeypatch
     sender = held_sender(make_sender, door)
     call, gone = door.call, threading.Event()
 
-    def unavailable(method, request):
+    def unavailable(method, request, *, timeout_s=None):
         gone.set()
         raise UnavailableError("no server answers")
 

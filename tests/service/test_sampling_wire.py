@@ -23,6 +23,7 @@ from replaysvc.batch import BatchColumn
 from replaysvc.config import MAX_LARGE_BYTES, MAX_UPDATES
 from replaysvc.errors import (
     AlreadyExistsError,
+    CapacityError,
     ChunkCorruptError,
     ConfigurationError,
     InvalidRequestError,
@@ -285,9 +286,9 @@ def test_counted_bytes_are_those_of_the_columns_that_are_made(replay, kind, n_st
         (2000, Transitions(), "within one message of 67108864 bytes"),
         (100, Sequences(length=10), "within one message of 67108864 bytes"),
         (120, Transitions(stack=8), "within one message of 67108864 bytes"),
-        (10_000, Episodes(max_steps=1), "within 1073741824 bytes"),
+        (10_000, Episodes(max_steps=1), "within 536870912 bytes"),
         (100, Episodes(max_steps=1, stack=64), None),
-        (1000, Episodes(max_steps=1, stack=64), "within 1073741824 bytes"),
+        (1000, Episodes(max_steps=1, stack=64), "within 536870912 bytes"),
     ],
     ids=str,
 )
@@ -316,13 +317,13 @@ def test_batch_that_cannot_be_small_enough_is_refused_before_the_work(
     ("batch_size", "what", "sentence"),
     [
         (16_000, Sequences(length=100, n_step=1000), r"length: expected batch_size \* \(length \+ n_step \+ stack\)"),
-        (16_000, Episodes(max_steps=2000), r"max_steps: expected batch_size \* max_steps"),
+        (16_000, Episodes(max_steps=2000), r"max_steps: expected batch_size \* \(max_steps \+ stack\)"),
     ],
 )
 def test_windows_of_too_many_steps_are_refused_before_the_work(serve, connect, replay, monkeypatch, batch_size, what, sentence):
     replay.create_table("t", SCALARS)
     monkeypatch.setattr(replay.engine("t"), "draw", lambda *args, **options: pytest.fail("it was drawn"))
-    with pytest.raises(InvalidRequestError, match=sentence + " of at most 16777216, found"):
+    with pytest.raises(InvalidRequestError, match=sentence + " of at most 1048576, found"):
         connect(serve().address).table("t").sample(batch_size, what)
 
 
@@ -484,8 +485,8 @@ def test_refusal_of_a_streamed_batch_says_why(serve, connect, replay):
 
 
 def test_only_a_few_large_batches_are_made_at_once(serve, connect, replay, monkeypatch):
-    """Two requests that may become larger than a message are held in the engine; the third is turned away, a small one not."""
-    monkeypatch.setattr(servicer, "_WAIT_SLICE_S", 0.05)
+    """Two requests of batches that may have 63 MiB are held in the engine, with twice as much of 640 MiB each; a third would be
+    more than it leaves to others and is turned away, a small one not."""
     write_wide(replay.create_table("t", WIDE), [2])
     engine = replay.engine("t")
     inside, go_on = threading.Semaphore(0), threading.Event()
@@ -498,22 +499,22 @@ def test_only_a_few_large_batches_are_made_at_once(serve, connect, replay, monke
         return draw(batch_size, what, **options)
 
     monkeypatch.setattr(engine, "draw", held)
-    server = serve()
+    server = serve(answer_bytes=640 << 20)
     table = connect(server.address).table("t")
     impatient = connect(server.address, reconnect_timeout_s=0.0).table("t")
     batches = []
-    threads = [threading.Thread(target=lambda: batches.append(table.sample(2, Episodes()))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: batches.append(table.sample(1, Episodes()))) for _ in range(2)]
     for thread in threads:
         thread.start()
         assert inside.acquire(timeout=60)
-    with pytest.raises(UnavailableError, match="2 large batches are being made"):
-        impatient.sample(2, Episodes())
+    with pytest.raises(CapacityError, match="bytes of answers are in use"):
+        impatient.sample(1, Episodes())
     assert len(impatient.sample(2, Episodes(max_steps=100))) == 2
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert [len(batch) for batch in batches] == [2, 2]
-    assert len(impatient.sample(2, Episodes())) == 2
+    assert [len(batch) for batch in batches] == [1, 1]
+    assert len(impatient.sample(1, Episodes())) == 1
 
 
 # -- streams -------------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ def test_closing_the_client_while_the_server_is_away_ends_soon(server_process):
 def test_bug_in_the_sender_is_told_to_its_writers(serve, connect, monkeypatch, error):
     client = connect(serve().address)
     writer = client.create_table("t", SCALARS).writer()
-    sender = client.sender("t", "")
+    sender = client.sender("t", "", None, 120.0)
 
     def failing():
         raise error

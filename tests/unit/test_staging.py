@@ -30,7 +30,7 @@ def empty():
 
 def test_new_chunks_get_ids_positions_and_episodes():
     staged = empty()
-    stage(staged, request((0, 0, 0, 3, False), (1, 1, 0, 2, True), (2, 0, 3, 4, True)), {}, {})
+    stage(staged, request((0, 0, 0, 3, False), (1, 1, 0, 2, True), (2, 0, 3, 4, True)), {}, {}, {})
     index = staged.index()
     assert index["chunk_id"].tolist() == [10, 11, 12]
     assert index["position"].tolist() == [100, 103, 105]
@@ -45,8 +45,8 @@ def test_new_chunks_get_ids_positions_and_episodes():
 
 def test_chunks_that_are_stored_already_are_skipped_and_counted():
     staged = empty()
-    known = {(SESSION, 0): OpenEpisode(2, 3, 1.5, 0.0)}
-    stage(staged, request((4, 0, 0, 3, False), (5, 0, 3, 2, False)), {SESSION: 4}, known)
+    known = {(SESSION, 0): OpenEpisode(2, 3, 1.5)}
+    stage(staged, request((4, 0, 0, 3, False), (5, 0, 3, 2, False)), {SESSION: 4}, known, {})
     assert staged.duplicates == 1
     assert staged.index()["first_step"].tolist() == [3]
     assert staged.index()["episode_id"].tolist() == [2]
@@ -54,14 +54,14 @@ def test_chunks_that_are_stored_already_are_skipped_and_counted():
 
 def test_same_request_twice_in_one_commit_is_stored_once():
     staged = empty()
-    stage_all(staged, [request((0, 0, 0, 3, False)), request((0, 0, 0, 3, False))], {}, {})
+    stage_all(staged, [request((0, 0, 0, 3, False)), request((0, 0, 0, 3, False))], {}, {}, {})
     assert (len(staged.chunks), staged.duplicates, len(staged.requests)) == (1, 1, 2)
 
 
 def test_gap_in_the_sequence_refuses_the_whole_request():
     staged = empty()
     with pytest.raises(SequenceError, match="expected 1, found 2"):
-        stage(staged, request((0, 0, 0, 3, False), (2, 0, 3, 1, False)), {}, {})
+        stage(staged, request((0, 0, 0, 3, False), (2, 0, 3, 1, False)), {}, {}, {})
     assert staged == empty()
 
 
@@ -76,21 +76,21 @@ def test_gap_in_the_sequence_refuses_the_whole_request():
 def test_chunk_that_does_not_continue_its_episode_is_refused(piece):
     staged = empty()
     with pytest.raises(InvalidRequestError, match="chunk: expected"):
-        stage(staged, request(piece), {}, {(SESSION, 9): OpenEpisode(1, 3, 0.0, 0.0)})
+        stage(staged, request(piece), {}, {(SESSION, 9): OpenEpisode(1, 3, 0.0)}, {})
     assert staged == empty()
 
 
 def test_nothing_follows_the_end_of_an_episode():
     staged = empty()
     with pytest.raises(InvalidRequestError, match="closed"):
-        stage(staged, request((0, 0, 0, 3, True), (1, 0, 3, 2, False)), {}, {})
+        stage(staged, request((0, 0, 0, 3, True), (1, 0, 3, 2, False)), {}, {}, {})
     assert staged == empty()
 
 
 def test_refused_request_does_not_hinder_others():
     staged = empty()
     bad, good = request((5, 0, 0, 1, False)), request((0, 0, 0, 2, False), session=b"t" * 16)
-    stage_all(staged, [bad, good], {}, {})
+    stage_all(staged, [bad, good], {}, {}, {})
     assert isinstance(bad.done.exception(), SequenceError)
     assert staged.requests == [good]
     assert staged.index()["n_steps"].tolist() == [2]
@@ -98,5 +98,5 @@ def test_refused_request_does_not_hinder_others():
 
 def test_sessions_do_not_see_each_others_episodes():
     staged = empty()
-    stage_all(staged, [request((0, 0, 0, 3, False)), request((0, 0, 0, 2, False), session=b"t" * 16)], {}, {})
+    stage_all(staged, [request((0, 0, 0, 3, False)), request((0, 0, 0, 2, False), session=b"t" * 16)], {}, {}, {})
     assert staged.index()["episode_id"].tolist() == [5, 6]

@@ -11,6 +11,7 @@ import pytest
 
 from replaysvc.errors import StorageError
 from replaysvc.storage import CRASH_POINTS, System
+from replaysvc.storage.restore import restore
 from tests.store_builders import BIG, NOW, SESSION, SMALL_SEGMENT, append, chunk, entry, index, open_store, segments
 
 CHUNKS = 8  # three segments: chunks 0 to 2, 3 to 5, and 6 and 7
@@ -141,10 +142,16 @@ def live(path, known, system):
             store.snapshot(copy_of(path), {"sparse": {"one": b"1", "other": b"1"}})
     finally:
         store.close()
+    if not restored_of(path).exists():
+        restore(copy_of(path), restored_of(path), system=system)
 
 
 def copy_of(path):
     return path.with_name(f"{path.name} copy")
+
+
+def restored_of(path):
+    return path.with_name(f"{path.name} restored")
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +169,7 @@ def test_life_of_a_store_comes_to_every_crash_point(seen):
     assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (3, 1, 3)
     assert (seen["state.written"], seen["state.renamed"], seen["deletion.copied"]) == (2, 4, 1)
     assert (seen["format.renamed"], seen["compact.renamed"], seen["snapshot.renamed"]) == (1, 1, 1)
+    assert seen["restore.renamed"] == 1
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
@@ -170,10 +178,10 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
         path, known = tmp_path / f"store{occurrence}", Acknowledged()
         with pytest.raises(Ended, match=point):
             live(path, known, Ending(point, occurrence))
-        assert point.startswith("snapshot") or not copy_of(path).exists()
+        assert point.startswith(("snapshot", "restore")) or not copy_of(path).exists()
         live(path, known, System())
         assert (known.chunks, known.params, known.deleted, known.state) == (CHUNKS, 2, True, 1)
-        for place in (path, copy_of(path)):
+        for place in (path, copy_of(path), restored_of(path)):
             store = open_store(place)
             assert look_at(store.tables()["t"], known) == CHUNKS
             assert look_at_sparse(store.tables()["sparse"], known) == CHUNKS
@@ -186,8 +194,8 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
             ]
             assert [list((place / name).iterdir()) for name in ("tmp", "trash", "quarantine")] == [[], [], []]
             store.close()
-        left = {file.name for file in tmp_path.iterdir()} - {path.name, copy_of(path).name}
-        assert all(name.startswith((f"{copy_of(path).name}.tmp-", "store")) for name in left)
+        left = {file.name for file in tmp_path.iterdir()} - {path.name, copy_of(path).name, restored_of(path).name}
+        assert all(name.startswith((f"{copy_of(path).name}.tmp-", f"{restored_of(path).name}.tmp-", "store")) for name in left)
 
 
 def test_process_that_ends_again_and_again_gets_on(tmp_path):

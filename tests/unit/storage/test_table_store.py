@@ -261,18 +261,18 @@ def test_marks_of_sessions_are_carried_into_later_segments(path):
     store.close()
 
 
-def test_marks_older_than_a_day_are_left_behind(path):
+def test_marks_are_kept_whatever_the_clock_says(path):
     now = [NOW]
     store, table = make_table(path, clock=lambda: now[0])
-    append(table, 0, 1, size=BIG, session=b"an old session!!")
-    now[0] = NOW + 1
-    append(table, 1, 2, size=BIG, session=b"a young session!")
-    now[0] = NOW + DAY + 0.5
-    append_each(table, 2, 4)
-    table.remove_before(3)
+    append(table, 0, 1, size=BIG, session=b"a quiet session!")
+    now[0] = NOW + 400 * DAY
+    append(table, 1, 2, size=BIG, session=b"of the future!!!")
+    now[0] = NOW - 400 * DAY
+    append_each(table, 2, 7)
+    table.remove_before(6)
     store.close()
     store, table, loaded = reopen(path)
-    assert loaded.sessions == {b"a young session!": 1, SESSION: 3}
+    assert loaded.sessions == {b"a quiet session!": 0, b"of the future!!!": 1, SESSION: 6}
     store.close()
 
 
@@ -281,7 +281,7 @@ def test_most_recent_marks_are_kept_when_there_are_too_many(path, monkeypatch):
     now = [NOW]
     store, table = make_table(path, clock=lambda: now[0])
     for k in range(4):
-        now[0] += 1
+        now[0] -= 1  # the order in which they were used is what counts
         append(table, k, k + 1, size=BIG, session=b"session number %d" % k)
     table.remove_before(3)
     store.close()

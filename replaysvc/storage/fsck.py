@@ -1,0 +1,112 @@
+"""`fsck`: is all of a store whole? Read only, unless it is asked to repair; then what is damaged is moved out of the way.
+
+No data file is opened by LMDB in this process: each segment is examined in a process of its own (`examine`), so that a file
+which ends LMDB is a finding like any other. The lock of the store is held meanwhile.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from replaysvc.errors import ReplayError, StorageError, StoreLockedError
+from replaysvc.storage.examiner import Examiner
+from replaysvc.storage.inspection import Finding, Inspection, Progress, Remedy, Severity
+from replaysvc.storage.repair import Repair
+from replaysvc.storage.store import FORMAT, check_format
+from replaysvc.storage.system import System
+
+__all__ = ["Finding", "Progress", "Report", "Severity", "check", "check_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found in a store. `cannot`: why it could not be checked, empty if it was."""
+
+    path: Path
+    findings: tuple[Finding, ...] = ()
+    tables: int = 0
+    segments: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
+    seconds: float = 0.0
+    cannot: str = ""
+
+    @property
+    def status(self) -> int:
+        """Returns 0 for a clean store, 1 if all damage was repaired, 2 if some is left, 3 if it could not be checked."""
+        damage = [finding for finding in self.findings if finding.severity is Severity.DAMAGE]
+        if self.cannot:
+            return 3
+        return 0 if not damage else 1 if all(finding.repaired for finding in damage) else 2
+
+
+def check(path: str | Path, *, repair: bool = False, progress: Progress | None = None, system: System | None = None) -> Report:
+    """Checks the store, or snapshot, in a directory; raises nothing.
+
+    Nothing in it is written or made, unless it is to be repaired. A store that is open is not checked: what is written
+    meanwhile would look like damage.
+    """
+    path, system = Path(path).absolute(), system or System()
+    started = system.monotonic()
+    findings: list[Finding] = []
+    try:
+        with _locked(path, write=repair), Examiner() as examiner:
+            inspection = Inspection(path, examiner, progress)
+            findings = inspection.findings
+            _check_format(inspection)
+            inspection.look()
+            if repair:
+                Repair(inspection, system, FORMAT).run()
+            inspection.look_at_chains()
+    except (OSError, ReplayError) as error:
+        return Report(path, tuple(findings), cannot=str(error), seconds=system.monotonic() - started)
+    examined = [segment.examined for table in inspection.tables for segment in table.segments]
+    return Report(
+        path, tuple(inspection.findings), len(inspection.tables), len(examined), sum(found.chunks for found in examined),
+        sum(found.chunk_bytes for found in examined), system.monotonic() - started,
+    )  # fmt: skip
+
+
+def check_tables(path: Path, *, progress: Progress | None = None) -> list[Finding]:
+    """Returns the damage in a directory that is a store but for its FORMAT file. Raises OSError."""
+    with Examiner() as examiner:
+        inspection = Inspection(path, examiner, progress)
+        inspection.look()
+        inspection.look_at_chains()
+    return [finding for finding in inspection.findings if finding.severity is Severity.DAMAGE]
+
+
+def _check_format(inspection: Inspection) -> None:
+    """Raises FormatVersionError if the store is of a newer release. A FORMAT that cannot be read is damage."""
+    marker = inspection.path / "FORMAT"
+    try:
+        json.loads(marker.read_bytes())["min_reader"]
+    except (ValueError, KeyError, TypeError):
+        inspection.damage("FORMAT", "it cannot be read; the store does not open", Remedy.FORMAT)
+        return
+    check_format(marker)
+
+
+@contextmanager
+def _locked(path: Path, *, write: bool) -> Iterator[None]:
+    """Holds the store's lock; one that is not there is only made for writing. Raises StoreLockedError, StorageError."""
+    if not (path / "FORMAT").is_file():
+        found = "no FORMAT file in it" if path.is_dir() else "a file" if path.exists() else "nothing"
+        raise StorageError(f"store {path}: expected a store or a snapshot, found {found}")
+    lock = path / "LOCK"
+    if not write and not lock.exists():
+        yield
+        return
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC if write else os.O_RDONLY | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLockedError(f"store {path}: another process has it open; stop it first") from None
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,272 @@
+"""Everything that `fsck` looks at, and what it says of it. Reads only; each segment is examined in a process of its own."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Any
+
+from replaysvc.checks import NAME as NAME_PATTERN
+from replaysvc.codec import checksum
+from replaysvc.errors import ReplayError
+from replaysvc.spec import Signature
+from replaysvc.storage import deletions, manifest, params, state
+from replaysvc.storage.continuity import misfits, oddities, some
+from replaysvc.storage.examine import Examined
+from replaysvc.storage.examiner import Examiner
+from replaysvc.storage.snapshot import DIRECTORIES
+
+Progress = Callable[[int, int, str], None]
+"""Is told (bytes done, bytes in all, what is looked at now)."""
+
+TOP_LEVEL = {*DIRECTORIES, "FORMAT", "FORMAT.tmp", "LOCK", "lost+found", manifest.NAME}
+_SEGMENT = re.compile(r"seg-(\d{20})(?:\.(\d+))?")
+
+
+class Severity(StrEnum):
+    """DAMAGE: something stored is not as it was written, or keeps the store from opening. NOTE: worth knowing, no damage."""
+
+    DAMAGE = "damage"
+    NOTE = "note"
+
+
+class Remedy(IntEnum):
+    """What repairs the damage at a place, in the order in which it is done."""
+
+    FORMAT = 0  # FORMAT is written anew
+    MOVE = 1  # it is moved away
+    LIST = 2  # the copy is moved away and written anew from the other
+    SEGMENT = 3  # its whole chunks get a new segment, and it is moved away
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found. `place`: a path in the store; `repaired`: what was done about it, empty for nothing."""
+
+    severity: Severity
+    place: str
+    sentence: str
+    repaired: str = ""
+
+
+@dataclass
+class SegmentFound:
+    """A segment's directory and what is in it."""
+
+    path: Path
+    place: str
+    first: int
+    generation: int
+    examined: Examined
+
+
+@dataclass
+class TableFound:
+    """A table: `segments` are those in use, by their ids; `others` have the id of one in use, and a lower or damaged N."""
+
+    path: Path
+    place: str
+    uuid: str
+    segment_bytes: int
+    signature: dict[str, Any] | None
+    segments: list[SegmentFound] = field(default_factory=list)
+    others: list[SegmentFound] = field(default_factory=list)
+
+
+class Inspection:
+    """Looks at a store. What it finds is in `findings` and `tables`; `repair` changes both."""
+
+    def __init__(self, path: Path, examiner: Examiner, progress: Progress | None) -> None:
+        self.path, self._examiner = path, examiner
+        self.findings: list[Finding] = []
+        self.tables: list[TableFound] = []
+        self.remedies: dict[str, Remedy] = {}
+        self._tell = progress or (lambda done, whole, what: None)
+        self._whole = sum(file.stat().st_size for file in path.glob("tables/*/seg-*/data.mdb"))
+        self._done = 0
+
+    def damage(self, place: str, sentence: str, remedy: Remedy | None = None) -> None:
+        """Adds a finding of damage; `remedy` is what repairs all damage at the place."""
+        self.findings.append(Finding(Severity.DAMAGE, place, sentence))
+        if remedy is not None:
+            self.remedies[place] = remedy
+
+    def note(self, place: str, sentence: str) -> None:
+        """Adds a note."""
+        self.findings.append(Finding(Severity.NOTE, place, sentence))
+
+    def find_segment(self, place: str) -> tuple[TableFound, SegmentFound]:
+        """Returns the segment at a place, and its table."""
+        found = ((table, segment) for table in self.tables for segment in (*table.segments, *table.others))
+        return next((table, segment) for table, segment in found if segment.place == place)
+
+    def look(self) -> None:
+        """Looks at everything but how segments fit together. Raises OSError if a directory cannot be read."""
+        for entry in _entries(self.path):
+            if entry.name not in TOP_LEVEL:
+                self.note(entry.name, "it does not belong into a store, and is left alone")
+        self._look_at_manifest()
+        for file in _entries(self.path / "params"):
+            self._look_at_params(file)
+        for path in _entries(self.path / "tables"):
+            table = self._look_at_table(path)
+            if table is not None:
+                self.tables.append(table)
+                self._look_at_small_files(table)
+                self._look_at_segments(table)
+        self._tell(self._whole, self._whole, "")
+        held = len(_entries(self.path / "quarantine"))
+        if held:
+            self.note("quarantine", f"it holds {held} damaged things; remove them when you are done with them")
+
+    def look_at_chains(self) -> None:
+        """Looks at how the segments of each table fit together, as they are by now."""
+        for table in self.tables:
+            examined = [(segment.first, segment.examined) for segment in table.segments]
+            places = {i: segment.place for i, segment in enumerate(table.segments)}
+            for i, sentence in misfits(examined):
+                self.damage(places.get(i, table.place), sentence)
+            for i, sentence in oddities(examined):
+                self.note(places.get(i, table.place), sentence)
+
+    def _look_at_manifest(self) -> None:
+        if not (self.path / manifest.NAME).exists():
+            return
+        if (self.path / "LOCK").exists():
+            self.note(manifest.NAME, "it tells nothing any more: this snapshot was opened as a store")
+            return
+        try:
+            files = manifest.read_manifest(self.path).files
+        except ReplayError as error:
+            self.damage(manifest.NAME, str(error))
+            return
+        for name, entry in files.items():
+            if problem := manifest.difference(self.path / name, entry):
+                self.damage(manifest.NAME, f"{name}: {problem}")
+
+    def _look_at_params(self, file: Path) -> None:
+        place = f"params/{file.name}"
+        content = self._read(file, place)
+        if content is None:
+            return
+        head = content[: params.HEADER.size]
+        good = len(head) == params.HEADER.size and params.HEADER.unpack(head)[::2] == (params.MAGIC, len(content) - len(head))
+        stated = params.HEADER.unpack(head)[3] if good else 0
+        if not good or checksum(head[:-8], memoryview(content)[len(head) :]) != stated:
+            self.damage(place, "the parameter set does not match its checksum", Remedy.MOVE)
+
+    def _read(self, file: Path, place: str) -> bytes | None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            self.damage(place, f"it cannot be read: {error.strerror or error}", Remedy.MOVE)
+            return None
+
+    def _look_at_table(self, path: Path) -> TableFound | None:
+        place = f"tables/{path.name}"
+        if not path.is_dir():
+            self.damage(place, "expected a table, found a file; the store does not open beside it", Remedy.MOVE)
+            return None
+        content = self._read(path / "table.json", place)
+        if content is None:
+            return None
+        try:
+            described = json.loads(content)
+            if described["name"] != path.name or not NAME_PATTERN.fullmatch(path.name):
+                raise ValueError(f"expected the name {path.name}, found {described['name']!r}")
+            signature = described["description"].get("signature")
+            if signature is not None:
+                Signature.from_json(signature)
+            return TableFound(path, place, str(described["uuid"]), int(described["segment_bytes"]), signature)
+        except (ValueError, KeyError, TypeError, AttributeError, ReplayError) as error:
+            self.damage(place, f"its table.json cannot be read: {error!r}; the store does not open with it", Remedy.MOVE)
+            return None
+
+    def _look_at_small_files(self, table: TableFound) -> None:
+        copies: dict[str, bytes | None] = {}
+        for name in deletions.COPIES:
+            if (table.path / name).exists():
+                content = self._read(table.path / name, f"{table.place}/{name}")
+                copies[name] = None if content is None else state.unpack_file(deletions.MAGIC, content)
+                if content is not None and (copies[name] is None or len(copies[name] or b"") % 8):
+                    copies[name] = None
+                    self.damage(f"{table.place}/{name}", "the list of deleted episodes does not match its checksum")
+        for name in (name for name, content in copies.items() if content is None and any(copies.values())):
+            self.remedies[f"{table.place}/{name}"] = Remedy.LIST
+        if copies and not any(content is not None for content in copies.values()):
+            self.damage(
+                table.place,
+                f"no list of deleted episodes can be read; the store does not open: put {' or '.join(deletions.COPIES)} back"
+                " from a snapshot, or remove both if all deleted episodes may come back",
+            )
+        if len(copies) == 1:
+            (missing,) = set(deletions.COPIES) - copies.keys()
+            self.note(
+                f"{table.place}/{missing}", "one copy of the list of deleted episodes is missing; the next start writes it anew"
+            )
+        elif len(set(copies.values())) > 1 and None not in copies.values():
+            self.note(
+                f"{table.place}/{deletions.COPIES[1]}",
+                "the copies of the list of deleted episodes differ; what either says holds",
+            )
+        for file in _entries(table.path / "state"):
+            content = self._read(file, f"{table.place}/state/{file.name}")
+            if content is not None and state.unpack_file(state.STATE_MAGIC, content) is None:
+                self.damage(
+                    f"{table.place}/state/{file.name}",
+                    "the state does not match its checksum, or is of a newer version",
+                    Remedy.MOVE,
+                )
+        for entry in _entries(table.path):
+            if entry.name not in ("table.json", "state", *deletions.COPIES) and not _SEGMENT.fullmatch(entry.name):
+                self.note(f"{table.place}/{entry.name}", "it does not belong into a table, and is left alone")
+
+    def _look_at_segments(self, table: TableFound) -> None:
+        found: dict[int, list[SegmentFound]] = {}
+        for path in _entries(table.path):
+            if name := _SEGMENT.fullmatch(path.name):
+                segment = SegmentFound(path, f"{table.place}/{path.name}", int(name[1]), int(name[2] or 0), Examined())
+                self.examine(segment, table)
+                found.setdefault(segment.first, []).append(segment)
+        for first in sorted(found):
+            same = sorted(found[first], key=lambda segment: -segment.generation)
+            used = next((segment for segment in same if not segment.examined.damage), same[0])
+            table.segments.append(used)
+            for other in (segment for segment in same if segment is not used):
+                table.others.append(other)
+                if not other.examined.damage:
+                    self.note(other.place, f"{used.path.name} has taken its place; the next start removes it")
+
+    def examine(self, segment: SegmentFound, table: TableFound) -> None:
+        """Examines a segment in a process of its own, and adds what was found."""
+        size = _size(segment.path / "data.mdb")
+        self._tell(self._done, self._whole, segment.place)
+        segment.examined = found = self._examiner.examine(segment.path, table=table.uuid, signature=table.signature)
+        self._done += size
+        for sentence in found.damage:
+            self.damage(segment.place, sentence, None if found.newer else Remedy.SEGMENT)
+        for sentence in found.notes:
+            self.note(segment.place, sentence)
+        if found.missing:
+            self.note(
+                segment.place, f"no record of {some('episode', found.missing)}: who wrote it, when, and its metadata are lost"
+            )
+        for entry in _entries(segment.path):
+            if entry.name not in ("data.mdb", "lock.mdb"):
+                self.note(f"{segment.place}/{entry.name}", "it does not belong into a segment, and is left alone")
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

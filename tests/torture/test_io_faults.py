@@ -1,0 +1,29 @@
+"""I/O that fails, in small: `python -m tests.torture.io_faults` lets every call fail, one after the other."""
+
+import pytest
+
+from tests.torture.io_faults import KINDS, sessions, sweep
+from tests.torture.report import Report
+from tests.torture.shim import Fault, in_memory
+
+
+@pytest.fixture(scope="module")
+def ask():
+    with in_memory("test-io-faults") as place, sessions(place / "session") as ask:
+        yield ask
+
+
+def test_a_session_without_a_fault_makes_hundreds_of_calls_and_nobody_is_told_of_one(ask):
+    answer = ask(Fault.ANY_EIO, 1_000_000, False)
+    assert answer["eligible"] > 300
+    assert (answer["fired"], answer["failed"], answer["violations"]) == (0, {}, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_call_fails_nothing_acknowledged_is_lost_and_the_store_goes_on(ask, kind):
+    report = Report("io_faults", 1)
+    stride = 60 if KINDS[kind][0] in (Fault.ANY_EIO, Fault.ANY_ENOSPC) else 20
+    sweep(report, ask, first=7, stride=stride, kinds={kind: KINDS[kind]})
+    assert report.violations == []
+    assert report.counts[f"{kind}: sessions"] >= 1
+    assert report.counts["sessions in which a call was told of it"] >= 1
