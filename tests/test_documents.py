@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SETTINGS = README[README.index("| setting | default |") :]
 DOCUMENTS = [
+    "SECURITY.md",
     "README.md", "CHANGELOG.md", "replaysvc/ARCHITECTURE.md", "replaysvc/storage/FORMAT.md", "tests/bench/README.md"
 ]  # fmt: skip
 

@@ -33,8 +33,8 @@ OPTIONS = (
     ("grpc.max_concurrent_streams", 32),  # of one connection: what is more waits at the client
     ("grpc.http2.bdp_probe", 0),  # it lets up to 4 MiB of a request come that nobody asked for yet; 64 KiB without
     ("grpc.server_handshake_timeout_ms", 10_000),
-    ("grpc.max_connection_idle_ms", 120_000),  # clients connect again unnoticed
-    ("grpc.max_connection_age_ms", 3_600_000),
+    ("grpc.max_connection_idle_ms", 1_800_000),  # clients connect again, and gRPC tells their users on stderr: so not often
+    ("grpc.max_connection_age_ms", 43_200_000),
     ("grpc.max_connection_age_grace_ms", 600_000),  # longer than most calls take
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from replaysvc.errors import ReplayError, StorageError, StoreLockedError
+from replaysvc.errors import FormatVersionError, ReplayError, StorageError, StoreLockedError
 from replaysvc.storage.examiner import Examiner
-from replaysvc.storage.inspection import Finding, Inspection, Progress, Remedy, Severity
+from replaysvc.storage.findings import Finding, Remedy, Severity
+from replaysvc.storage.inspection import Inspection, Progress
 from replaysvc.storage.repair import Repair
-from replaysvc.storage.store import FORMAT, check_format
+from replaysvc.storage.store import FORMAT
 from replaysvc.storage.system import System
 
 __all__ = ["Finding", "Progress", "Report", "Severity", "check", "check_tables"]
@@ -83,18 +85,23 @@ def check_tables(path: Path, *, progress: Progress | None = None) -> list[Findin
 def _check_format(inspection: Inspection) -> None:
     """Raises FormatVersionError if the store is of a newer release. A FORMAT that cannot be read is damage."""
     marker = inspection.path / "FORMAT"
-    try:
-        json.loads(marker.read_bytes())["min_reader"]
-    except (ValueError, KeyError, TypeError):
+    found = inspection.described(marker, _unpack_format)
+    if found is None:
         inspection.damage("FORMAT", "it cannot be read; the store does not open", Remedy.FORMAT)
-        return
-    check_format(marker)
+    elif found["min_reader"] > FORMAT:
+        raise FormatVersionError(f"store {inspection.path}: expected format version {FORMAT}, found {found['format']}")
+
+
+def _unpack_format(content: bytes) -> dict[str, Any]:
+    """Returns what a FORMAT file says. Raises ValueError and its like."""
+    found = dict(json.loads(content))
+    return found | {"format": int(found["format"]), "min_reader": int(found["min_reader"])}
 
 
 @contextmanager
 def _locked(path: Path, *, write: bool) -> Iterator[None]:
     """Holds the store's lock; one that is not there is only made for writing. Raises StoreLockedError, StorageError."""
-    if not (path / "FORMAT").is_file():
+    if not (path / "FORMAT").is_file() and not (path / "FORMAT.bak").is_file():
         found = "no FORMAT file in it" if path.is_dir() else "a file" if path.exists() else "nothing"
         raise StorageError(f"store {path}: expected a store or a snapshot, found {found}")
     lock = path / "LOCK"

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +15,16 @@ from replaysvc.storage import deletions, manifest, params, state
 from replaysvc.storage.continuity import misfits, oddities, some
 from replaysvc.storage.examine import Examined
 from replaysvc.storage.examiner import Examiner
+from replaysvc.storage.findings import Findings, Remedy
 from replaysvc.storage.snapshot import DIRECTORIES
 
 Progress = Callable[[int, int, str], None]
 """Is told (bytes done, bytes in all, what is looked at now)."""
 
-TOP_LEVEL = {*DIRECTORIES, "FORMAT", "FORMAT.tmp", "LOCK", "lost+found", manifest.NAME}
+TOP_LEVEL = {*DIRECTORIES, "FORMAT", "FORMAT.bak", "FORMAT.tmp", "LOCK", "RESERVE", "lost+found", manifest.NAME}
+IN_TABLE = {"table.json", "table.json.bak", "damaged", "state", *deletions.COPIES}
+LIST_OF_DAMAGED = b"RPQ1"
 _SEGMENT = re.compile(r"seg-(\d{20})(?:\.(\d+))?")
-
-
-class Severity(StrEnum):
-    """DAMAGE: something stored is not as it was written, or keeps the store from opening. NOTE: worth knowing, no damage."""
-
-    DAMAGE = "damage"
-    NOTE = "note"
-
-
-class Remedy(IntEnum):
-    """What repairs the damage at a place, in the order in which it is done."""
-
-    FORMAT = 0  # FORMAT is written anew
-    MOVE = 1  # it is moved away
-    LIST = 2  # the copy is moved away and written anew from the other
-    SEGMENT = 3  # its whole chunks get a new segment, and it is moved away
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was found. `place`: a path in the store; `repaired`: what was done about it, empty for nothing."""
-
-    severity: Severity
-    place: str
-    sentence: str
-    repaired: str = ""
 
 
 @dataclass
@@ -75,27 +51,16 @@ class TableFound:
     others: list[SegmentFound] = field(default_factory=list)
 
 
-class Inspection:
+class Inspection(Findings):
     """Looks at a store. What it finds is in `findings` and `tables`; `repair` changes both."""
 
     def __init__(self, path: Path, examiner: Examiner, progress: Progress | None) -> None:
-        self.path, self._examiner = path, examiner
-        self.findings: list[Finding] = []
+        super().__init__(path)
+        self._examiner = examiner
         self.tables: list[TableFound] = []
-        self.remedies: dict[str, Remedy] = {}
         self._tell = progress or (lambda done, whole, what: None)
         self._whole = sum(file.stat().st_size for file in path.glob("tables/*/seg-*/data.mdb"))
         self._done = 0
-
-    def damage(self, place: str, sentence: str, remedy: Remedy | None = None) -> None:
-        """Adds a finding of damage; `remedy` is what repairs all damage at the place."""
-        self.findings.append(Finding(Severity.DAMAGE, place, sentence))
-        if remedy is not None:
-            self.remedies[place] = remedy
-
-    def note(self, place: str, sentence: str) -> None:
-        """Adds a note."""
-        self.findings.append(Finding(Severity.NOTE, place, sentence))
 
     def find_segment(self, place: str) -> tuple[TableFound, SegmentFound]:
         """Returns the segment at a place, and its table."""
@@ -169,20 +134,12 @@ class Inspection:
         if not path.is_dir():
             self.damage(place, "expected a table, found a file; the store does not open beside it", Remedy.MOVE)
             return None
-        content = self._read(path / "table.json", place)
-        if content is None:
+        described = self.described(path / "table.json", lambda content: _unpack_table(content, path.name))
+        if described is None:
+            self.damage(place, "its table.json cannot be read; the table cannot be opened", Remedy.MOVE)
             return None
-        try:
-            described = json.loads(content)
-            if described["name"] != path.name or not NAME_PATTERN.fullmatch(path.name):
-                raise ValueError(f"expected the name {path.name}, found {described['name']!r}")
-            signature = described["description"].get("signature")
-            if signature is not None:
-                Signature.from_json(signature)
-            return TableFound(path, place, str(described["uuid"]), int(described["segment_bytes"]), signature)
-        except (ValueError, KeyError, TypeError, AttributeError, ReplayError) as error:
-            self.damage(place, f"its table.json cannot be read: {error!r}; the store does not open with it", Remedy.MOVE)
-            return None
+        signature = described["description"].get("signature")
+        return TableFound(path, place, str(described["uuid"]), int(described["segment_bytes"]), signature)
 
     def _look_at_small_files(self, table: TableFound) -> None:
         copies: dict[str, bytes | None] = {}
@@ -198,7 +155,7 @@ class Inspection:
         if copies and not any(content is not None for content in copies.values()):
             self.damage(
                 table.place,
-                f"no list of deleted episodes can be read; the store does not open: put {' or '.join(deletions.COPIES)} back"
+                f"no list of deleted episodes can be read; the table cannot be opened: put {' or '.join(deletions.COPIES)} back"
                 " from a snapshot, or remove both if all deleted episodes may come back",
             )
         if len(copies) == 1:
@@ -219,8 +176,11 @@ class Inspection:
                     "the state does not match its checksum, or is of a newer version",
                     Remedy.MOVE,
                 )
+        noted = self._read(table.path / "damaged", f"{table.place}/damaged") if (table.path / "damaged").exists() else None
+        if noted is not None and state.unpack_file(LIST_OF_DAMAGED, noted) is None:
+            self.damage(f"{table.place}/damaged", "the list of damaged chunks does not match its checksum", Remedy.MOVE)
         for entry in _entries(table.path):
-            if entry.name not in ("table.json", "state", *deletions.COPIES) and not _SEGMENT.fullmatch(entry.name):
+            if entry.name not in IN_TABLE and not _SEGMENT.fullmatch(entry.name):
                 self.note(f"{table.place}/{entry.name}", "it does not belong into a table, and is left alone")
 
     def _look_at_segments(self, table: TableFound) -> None:
@@ -256,6 +216,21 @@ class Inspection:
         for entry in _entries(segment.path):
             if entry.name not in ("data.mdb", "lock.mdb"):
                 self.note(f"{segment.place}/{entry.name}", "it does not belong into a segment, and is left alone")
+
+
+def _unpack_table(content: bytes, name: str) -> dict[str, Any]:
+    """Returns what a table.json says. Raises ValueError and its like, InvalidRequestError."""
+    described = dict(json.loads(content))
+    stated = described.pop("checksum", None)  # older releases wrote none
+    if stated not in (None, f"{checksum(json.dumps(described, sort_keys=True).encode()):016x}"):
+        raise ValueError("its checksum does not match its bytes")
+    if described["name"] != name or not NAME_PATTERN.fullmatch(name):
+        raise ValueError(f"expected the name {name}, found {described['name']!r}")
+    if not isinstance(described["uuid"], str) or not isinstance(described["segment_bytes"], int):
+        raise ValueError("expected a uuid and a size of segments")
+    if (signature := described["description"].get("signature")) is not None:
+        Signature.from_json(signature)
+    return described
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from replaysvc.errors import ChunkCorruptError, FormatVersionError, StorageError
 NAME = "MANIFEST.json"
 VERSION = 1
 HEAD_BYTES = 64 << 10
-_WHOLE = ("FORMAT", "table.json")  # files without a checksum of their own
+_WHOLE = ("FORMAT", "FORMAT.bak", "table.json", "table.json.bak")  # files without a checksum of their own
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from replaysvc.errors import ReplayError, StorageError
 from replaysvc.storage.compaction import Plan, build_compacted
 from replaysvc.storage.continuity import some
 from replaysvc.storage.deletions import Deletions
-from replaysvc.storage.inspection import Inspection, Remedy, SegmentFound, Severity, TableFound
+from replaysvc.storage.findings import Remedy, Severity
+from replaysvc.storage.inspection import Inspection, SegmentFound, TableFound
 from replaysvc.storage.records import NEXT_IDS
 from replaysvc.storage.salvage import Salvage, salvage
 from replaysvc.storage.segment import FORMAT as SEGMENT_FORMAT
@@ -40,7 +41,7 @@ class Repair:
         """Repairs what can be; what was done stands in the findings. One thing that fails does not keep others from it."""
         actions: dict[Remedy, Callable[[str], str]] = {
             Remedy.MOVE: lambda place: f"moved to {self._move(place)}", Remedy.LIST: self._rewrite_list,
-            Remedy.SEGMENT: self._replace_segment, Remedy.FORMAT: self._rewrite_format,
+            Remedy.SEGMENT: self._replace_segment, Remedy.FORMAT: self._rewrite_format, Remedy.COPY: self._copy_anew,
         }  # fmt: skip
         for name in DIRECTORIES:
             (self._path / name).mkdir(mode=0o700, exist_ok=True)
@@ -65,6 +66,14 @@ class Repair:
             target = target.with_name(f"{target.name}-again")
         self._system.rename(self._path / place, target)
         return f"quarantine/{target.name}"
+
+    def _copy_anew(self, place: str) -> str:
+        file, temporary = self._path / place, self._path / "tmp" / Path(place).name
+        other = file.with_name(file.name.removesuffix(".bak") if file.suffix == ".bak" else f"{file.name}.bak")
+        self._system.write_file(temporary, other.read_bytes())
+        moved = f"moved to {self._move(place)}; " if file.exists() else ""
+        self._system.rename(temporary, file)
+        return f"{moved}written anew from {other.name}"
 
     def _rewrite_format(self, place: str) -> str:
         moved = self._move(place)
@@ -104,6 +113,8 @@ class Repair:
         finally:
             found.close()
         moved = self._move(place)
+        if (table.path / "damaged").exists():  # what it says was of the old segment; and what is whole now is to be used
+            self._move(f"{table.place}/damaged")
         replaced = SegmentFound(new, f"{table.place}/{new.name}", segment.first, segment.generation + 1, segment.examined)
         table.segments[at] = replaced
         self._inspection.examine(replaced, table)

@@ -76,6 +76,7 @@ class StateFiles:
                 self._system.replace(temporary, self._path / name)
                 self._system.crashpoint("state.renamed")
             self._system.fsync_directory(self._path)
+            self._system.fsync_directory(self._scratch.parent)
         except OSError as error:
             for temporary in temporaries.values():
                 with suppress(OSError):

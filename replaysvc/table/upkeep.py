@@ -128,13 +128,13 @@ class Upkeep:
         for name in idle:
             del core.open_episodes[name]
             core.leases.end(name)
+        core.index.forget_episodes_before(
+            min((e.episode_id for e in core.open_episodes.values()), default=core.next_episode_id)
+        )
         forget_lost(core.index)
         base = core.index.episodes.base
         for name in [name for name, number in core.lost.items() if number < base]:
             del core.lost[name]
-        core.index.forget_episodes_before(
-            min((e.episode_id for e in core.open_episodes.values()), default=core.next_episode_id)
-        )
 
     def set_limiter(self, limiter: Limiter) -> None:
         """Puts another limiter in the place of the table's, durably; who waits is asked anew.

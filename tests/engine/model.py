@@ -43,6 +43,7 @@ class Model:
         self.config, self.limiter = config, config.limiter
         self.episodes = []  # by id
         self.next_position = self.inserted = self.sampled = 0
+        self.losses = 0
         self.newest = None  # the episode of the newest chunk
         self.leaves = {name: {} for name, sampler in config.samplers.items() if isinstance(sampler, Prioritized)}
         self.handed_out = {"fifo": Counter(), "lifo": Counter()}
@@ -123,6 +124,11 @@ class Model:
             self._drop(episode, len(episode.live))
         return len(there)
 
+    def lose(self, episode):
+        """Ends an open episode whose writer is gone."""
+        self.losses += 1
+        episode.end, episode.lost = "truncated", (self.next_position - 0.5, self.losses)
+
     def update(self, name, positions, priorities):
         """Sets priorities; returns (applied, ignored)."""
         last = {p: x for p, x in zip(positions, priorities, strict=True) if p in self.leaves[name]}
@@ -187,7 +193,9 @@ class Model:
         def completed(item):
             length = len(item.episode.steps)
             last = length - 1 if closed_only else min(item.anchor + span, length) - 1
-            return item.episode.steps[last].position, item.position
+            if item.episode.lost and (closed_only or item.anchor + span > length):
+                return *item.episode.lost, item.position  # complete when it was lost
+            return item.episode.steps[last].position, 0, item.position
 
         options = self.config.samplers[sampler]
         order = sorted(self.items(what, complete=True), key=completed, reverse=isinstance(options, Lifo))

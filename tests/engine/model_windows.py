@@ -83,6 +83,7 @@ class Episode:
     first: int = 0
     end: str = ""
     started_at_s: float = -1.0
+    lost: tuple = ()  # when its lease ran out, in the order of positions
 
     @property
     def live(self):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from replaysvc import Limiter, StoreConfig, Transitions
-from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError
+from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError, WriterFencedError
 from replaysvc.replay import Replay
 from replaysvc.storage import System
 from tests.engine.model import Model
@@ -161,6 +161,33 @@ class StoreAndModel(RuleBasedStateMachine):
             self.commit(actor)
         if how == "abandon":
             actor.episode = None
+
+    @rule(data=st.data())
+    def lose(self, data):
+        """The lease of an episode runs out: of one that was given up, or that its writer would go on with, and may not."""
+        self.now_s += 1
+        held_back = [a.episode for a in self.actors.values() if a.buffered and self.model.insert_waits(len(a.buffered))]
+        open_ones = [episode for episode in self.model.stored if not episode.end and episode not in held_back]
+        if not open_ones:
+            return
+        episode = data.draw(st.sampled_from(open_ones))
+        engine = self.table._engine
+        names = [name for name, known in engine._core.open_episodes.items() if known.episode_id == episode.id]
+        assert len(names) == 1
+        engine._endings.end_episodes(names)
+        self.model.lose(episode)
+        for number, actor in list(self.actors.items()):
+            if actor.episode is episode:
+                self.refuse(number, actor)
+
+    def refuse(self, number, actor):
+        """The writer of a lost episode is refused as soon as it has something to store."""
+        del self.actors[number]
+        if not actor.buffered:
+            actor.writer.close()
+        else:
+            with pytest.raises(WriterFencedError):
+                actor.writer.close()
 
     def close_actor(self, number):
         actor = self.actors.pop(number)
@@ -339,6 +366,7 @@ class StoreAndModel(RuleBasedStateMachine):
         )  # fmt: skip
         assert record.return_ == sum(step.reward for step in episode.steps)
         assert (record.actor, record.policy_version) == (episode.actor, episode.policy_version)
+        assert record.end_reason == ("lost_actor" if episode.lost else "")
         assert (record.metadata, record.started_at_s) == (episode.metadata, episode.started_at_s)
 
     def compare_steps(self, table, episode):

@@ -251,11 +251,14 @@ def operate(*, address: str, directory: str, keep: str, seed: int, per_s: float,
         log, oracle = Log(Path(directory) / f"operator-{keep}.log"), Oracle(Path(directory))
         version, made, left = oracle.refresh().params["policy"][0], 0, snapshots
         with replay_client.connect(address, config=PATIENT) as client:
+            todo: list[str] = []
             while not running.stop.wait(1.0 / per_s):
-                what = str(rng.choice(["delete", "params", "table", "snapshot"], p=[0.5, 0.25, 0.2, 0.05]))
-                if what == "delete":
-                    _delete_some(client.table(keep), log, rng, report)
-                elif what == "params":
+                todo = todo or rng.permutation(["delete", "delete", "delete", "params", "table", "snapshot"]).tolist()
+                what = todo[0]
+                if what == "delete" and not _delete_some(client.table(keep), log, rng, report):
+                    continue  # not enough is there yet
+                todo.pop(0)
+                if what == "params":
                     version += 1
                     log.write(kind="params", name="policy", version=version, durable=0)
                     client.put_params("policy", params_of(version), version=version)
@@ -263,7 +266,7 @@ def operate(*, address: str, directory: str, keep: str, seed: int, per_s: float,
                 elif what == "table":
                     _make_and_delete(client, f"side-{made % 3}", log, report)
                     made += 1
-                elif left:
+                elif what == "snapshot" and left:
                     left -= 1
                     _snapshot(client, f"{keep}-{left}", keep, log, oracle)
                     report.add("snapshots")
@@ -271,12 +274,12 @@ def operate(*, address: str, directory: str, keep: str, seed: int, per_s: float,
     return running.run(body)
 
 
-def _delete_some(table: Any, log: Log, rng: np.random.Generator, report: Findings) -> None:
-    """Deletes most of some neighbouring episodes, so that segments come to be worth compacting."""
+def _delete_some(table: Any, log: Log, rng: np.random.Generator, report: Findings) -> bool:
+    """Deletes most of some neighbouring episodes, so that segments come to be worth compacting; False: there are too few."""
     records = table.episodes(limit=400, closed_only=True)
-    if len(records) < 60:
-        return
-    start = int(rng.integers(len(records) - 50))
+    if len(records) < 15:
+        return False
+    start = int(rng.integers(max(1, len(records) - 50)))
     chosen = [record for record in records[start : start + 50] if rng.random() < 0.8]
     ids = [record.episode_id for record in chosen]
     log.write(
@@ -286,6 +289,7 @@ def _delete_some(table: Any, log: Log, rng: np.random.Generator, report: Finding
     table.delete_episodes(ids)
     log.write(kind="deleted", table=table.name, ids=ids)
     report.add("episodes deleted", len(ids))
+    return True
 
 
 def _make_and_delete(client: Any, name: str, log: Log, report: Findings) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import replay_client
 from replaysvc import ClientConfig, StoreConfig, TableConfig
 from replaysvc.errors import CapacityError, ReplayError, UnavailableError
@@ -95,9 +97,9 @@ class Round:
             self._snapshot, self._restart,
         ]  # fmt: skip
         first = [self._fill_up, self._probe, self._put_params, self._delete, self._snapshot]  # each once for certain
-        first += [self._restart] * self._rng.randrange(2) + [self._free]
-        end = time.monotonic() + seconds
-        while (first or time.monotonic() < end) and not self._report.violations:
+        first = [] if sabotage else [*first, *[self._restart] * self._rng.randrange(2), self._free]
+        end, before = time.monotonic() + seconds, len(self._report.violations)
+        while (first or time.monotonic() < end) and len(self._report.violations) - before < 3:
             event = first.pop(0) if first else self._rng.choice(events)
             event(client, keep)
             if len(keep.episodes(limit=1000)) > _KEPT:
@@ -195,14 +197,14 @@ class Round:
         raw = Raw(self._service.address)
         try:
             self._probe_number += 1
-            values = noise(99, self._probe_number)
+            values = np.concatenate([noise(99, 5 * self._probe_number + i) for i in range(5)])
 
             def write(writer: Any, length: int) -> None:
                 writer.begin(0)
                 for t in range(length):
                     writer.append(0, 0.0, 0, terminated=t == length - 1, extras={"noise": values[t]})
 
-            chunks = chunks_of(8, signature=SIGNATURE, chunk_steps=8, write=write)
+            chunks = chunks_of(len(values), signature=SIGNATURE, chunk_steps=8, write=write)
             raw.append(chunks, session=self._probe_number.to_bytes(16, "big"), table="probe")
             self._report.counts["probes stored"] += 1
         except CapacityError:

@@ -45,7 +45,9 @@ def sessions(place: Path) -> Iterator[Ask]:
 
         def ask(fault: Fault, nth: int, sticky: bool) -> dict[str, Any]:
             asked.write(json.dumps({"place": str(place), "fault": fault, "nth": nth, "sticky": sticky}) + "\n")
-            return dict(json.loads(answers.readline()))
+            if not (line := answers.readline()):
+                raise RuntimeError("the process that plays the sessions has ended; standard error says why")
+            return dict(json.loads(line))
 
         yield ask
         asked.close()

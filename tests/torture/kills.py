@@ -207,7 +207,7 @@ def _generation(
             _check_names(client, oracle, report, f"life {life}")
             report.add("lives looked at")
 
-        inspector = Inspector(look, report)
+        inspector, before = Inspector(look, report), len(report.violations)
         try:
             for _ in range(kills):
                 time.sleep(float(rng.uniform(_SHORTEST_S, longest_s)))
@@ -221,7 +221,7 @@ def _generation(
                 report.add("kills")
                 advance(1, f"({len(report.violations)} violations)")
                 inspector.new_life()
-                if not troupe.look():
+                if not troupe.look() or len(report.violations) > before:
                     break
         finally:
             inspector.close()
@@ -241,6 +241,8 @@ def _generation(
         for name in tables:
             client.delete_table(name)
     report.add("generations")
+    if not sys.stderr.isatty():
+        print(f"{report.counts['kills']} kills, {len(report.violations)} violations", file=sys.stderr, flush=True)
 
 
 def _check_names(client: Any, oracle: Oracle, report: Findings, where: str) -> None:

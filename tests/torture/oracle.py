@@ -182,8 +182,10 @@ def check_table(
         report.expect(record.first_step == 0 or keeps is Keeps.NEWEST, f"{where}: {record} lost its beginning")
         spans[actor].append((first + record.first_step, first + record.length))
     for actor, written in oracle.written[table.name].items():
-        excused = [written.episodes[e] for a, e in oracle.deleting_names[table.name] if a == actor and (a, e) not in seen]
-        have = sorted(spans[actor] + [(first, first + length) for first, length in excused])
+        excused = {written.episodes[e] for a, e in oracle.deleting_names[table.name] if a == actor and (a, e) not in seen}
+        have = sorted([*spans[actor], *((first, first + length) for first, length in excused)])
+        if earlier:  # what was deleted since may have been written since, too
+            have = _without_later(have, {(first, first + length) for first, length in excused})
         _check_spans(report, f"{where}: actor {actor}", have, acked.get(actor, 0), written, keeps)
     chosen = [record for record in records if rng.random() < read]
     for record in chosen if quiet else chosen[:40]:
@@ -191,6 +193,14 @@ def check_table(
     if quiet:
         stored = sum(stop - start for found in spans.values() for start, stop in found)
         _check_counts(table, oracle.written[table.name], stored, report, where, keeps, capacity)
+
+
+def _without_later(have: list[tuple[int, int]], excused: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Leaves out what comes after a gap and is excused, as all that follows it."""
+    for at in range(len(have)):
+        if have[at][0] > (have[at - 1][1] if at else 0) and all(span in excused for span in have[at:]):
+            return have[:at]
+    return have
 
 
 def _check_counts(

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.torture.powerloss_life import play
-from tests.torture.report import Report, progress_bar
+from tests.torture.powerloss_life import FSYNC_FAILS, SABOTAGES, play
+from tests.torture.report import RESULTS, Report, progress_bar
 from tests.torture.shim import environment, in_memory
 
 PER_LIFE = 250  # images made of one log
@@ -125,17 +125,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=10_000, help="images")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--sabotage", default="", help="leave out syncs of this kind, to see that it is noticed")
+    parser.add_argument("--sabotage", choices=SABOTAGES, default="", help="leave out syncs, to see that it is noticed")
+    parser.add_argument("--fsync-fails", action="store_true", help="let one fsync of each process fail")
     parser.add_argument(
         "--one-sync-renames", action="store_true", help="a rename is durable once its target's directory is synced"
     )
     options = parser.parse_args()
-    report = Report("powerloss", options.seed)
+    report, sabotage = Report("powerloss", options.seed), FSYNC_FAILS if options.fsync_fails else options.sabotage
     with in_memory("powerloss") as place, progress_bar(options.count, "images") as advance:
-        lose_power(
-            report, place, options.count, sabotage=options.sabotage, one_sync_renames=options.one_sync_renames, advance=advance
-        )
-    return report.finish()
+        lose_power(report, place, options.count, sabotage=sabotage, one_sync_renames=options.one_sync_renames, advance=advance)
+    return report.finish(RESULTS / f"powerloss-{sabotage.replace(' ', '-')}.json" if sabotage else None)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 CREATE, WRITE, RESIZE, SYNC, RENAME, LINK, UNLINK, MARK = range(1, 9)
-_IS_DIRECTORY, _DURABLE = 1, 2
+_IS_DIRECTORY, _DURABLE, _FAILED = 1, 2, 4
+_PAGE = 4096
 _RECORD = struct.Struct("<IIQQqIIII")
 
 Choose = Callable[[int, int], int]
@@ -46,6 +47,11 @@ class Event:
         """Returns whether a write was on the disk when the call returned."""
         return bool(self.flags & _DURABLE)
 
+    @property
+    def failed(self) -> bool:
+        """Returns whether a sync returned an error."""
+        return bool(self.flags & _FAILED)
+
 
 def read_log(path: Path) -> list[Event]:
     """Returns the records of a log. Raises ValueError if the last one is not whole."""
@@ -73,21 +79,40 @@ class Change:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A file or a directory. `data` is what is surely on the disk."""
+    """A file or a directory. `data` is what is surely on the disk, `cache` what processes see once a sync failed."""
 
     is_directory: bool
     data: bytearray = field(default_factory=bytearray)
     changes: list[Change] = field(default_factory=list)
+    cache: bytearray | None = None
+    forgotten: set[int] = field(default_factory=set)  # pages that the kernel will not write, though they are not on the disk
 
     def sync(self) -> None:
-        """All is on the disk."""
-        for change in self.changes:
-            if change.data is None:
-                _resize(self.data, change.offset)
-            else:
-                _resize(self.data, max(len(self.data), change.offset))
-                self.data[change.offset : change.offset + len(change.data)] = change.data
+        """All is on the disk, but for what an earlier sync failed to write."""
+        _apply(self.data, self.changes)
         self.changes.clear()
+
+    def fail(self) -> None:
+        """A sync returned an error: Linux forgets that the pages were not written, and the next sync succeeds without them."""
+        if self.cache is None:
+            self.cache = bytearray(self.data)
+            _apply(self.cache, self.changes)
+        for change in self.changes:
+            if change.data is not None:
+                self.forgotten.update(range(change.offset // _PAGE, -(-(change.offset + len(change.data)) // _PAGE)))
+        self.changes = [Change(len(self.cache), None)] if len(self.cache) != len(self.data) else []
+
+    def take(self, change: Change) -> None:
+        """Takes in a change. A forgotten page is written with it, whole."""
+        self.changes.append(change)
+        if self.cache is None:
+            return
+        _apply(self.cache, [change])
+        if change.data is not None:
+            for page in self.forgotten & set(range(change.offset // _PAGE, -(-(change.offset + len(change.data)) // _PAGE))):
+                self.forgotten.remove(page)
+                start = page * _PAGE
+                self.changes.append(Change(start, bytes(self.cache[start : start + _PAGE])))
 
     def after_loss(self, grain: int, choose: Choose, stale: Callable[[int], bytes]) -> bytes:
         """Returns what may be in the file, in blocks of `grain` bytes; what no write reached is as `stale` says."""
@@ -126,6 +151,15 @@ class Node:
             if change.durable:
                 least_size = max(least_size, next(i for i, size in enumerate(sizes) if size >= start + len(data)))
         return pieces, sizes, least, least_size
+
+
+def _apply(data: bytearray, changes: list[Change]) -> None:
+    for change in changes:
+        if change.data is None:
+            _resize(data, change.offset)
+        else:
+            _resize(data, max(len(data), change.offset))
+            data[change.offset : change.offset + len(change.data)] = change.data
 
 
 def _resize(data: bytearray, size: int) -> None:
@@ -189,18 +223,20 @@ class Disk:
     def begin(self, event: Event) -> None:
         """Goes on by one event that is under way: it may be done, or in part, and nothing of it is durable."""
         if event.kind == WRITE:
-            self._nodes[event.inode].changes.append(Change(event.offset, event.data))
+            self._nodes[event.inode].take(Change(event.offset, event.data))
         elif event.kind == RESIZE:
-            self._nodes[event.inode].changes.append(Change(event.offset, None))
+            self._nodes[event.inode].take(Change(event.offset, None))
         elif event.kind not in (SYNC, MARK):
             self._rename(event)
 
     def finish(self, event: Event) -> None:
         """The event that was begun last has returned."""
-        if event.kind == SYNC:
+        if event.kind == SYNC and not event.failed:
             self._sync(self._nodes[event.inode])
+        elif event.kind == SYNC:
+            self._nodes[event.inode].fail()
         elif event.kind == WRITE and event.durable:
-            self._nodes[event.inode].changes[-1] = Change(event.offset, event.data, durable=True)
+            self._nodes[event.inode].changes.append(Change(event.offset, event.data, durable=True))
 
     def _rename(self, event: Event) -> None:
         directory = self._nodes[event.inode]

