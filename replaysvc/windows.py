@@ -76,30 +76,42 @@ def resolve_forward(row: Array, offset: Array, length: int, n_steps: Array, next
 
     n_steps, next_row: per chunk, its steps and the row of its successor in the same episode (-1: none stored); their
     entry i is chunk row `base` + i.
-    Cost: O(B * length) for each chunk boundary that the longest window crosses.
+    Cost: O(B * length), and O(B) for each chunk boundary that the longest window crosses.
     """
     counts = np.minimum(n_steps[row - base] - offset, length)
     end_row, end_offset = row, offset + counts - 1
     if length == 1:
         return Windows(row[:, None], offset[:, None], counts, end_row, end_offset)
-    place = np.arange(length)
-    rows = np.repeat(row[:, None], length, axis=1)
-    offsets = np.where(place < counts[:, None], offset[:, None] + place, offset[:, None])
+    # each window as the runs of steps that it takes from one chunk after the other, which need no look at single steps
+    runs, taken = [row], [counts]
     while True:
         successor = next_row[end_row - base]
         going = np.flatnonzero((counts < length) & (successor >= 0))
         if not going.size:
-            return Windows(rows, offsets, counts, end_row, end_offset)
+            break
         entered = successor[going]
-        begun = counts[going]
-        taken = np.minimum(n_steps[entered - base], length - begun)
-        inside = (place >= begun[:, None]) & (place < (begun + taken)[:, None])
-        rows[going] = np.where(inside, entered[:, None], rows[going])
-        offsets[going] = np.where(inside, place - begun[:, None], offsets[going])
-        counts = counts.copy()
-        counts[going] += taken
-        end_row, end_offset = end_row.copy(), end_offset.copy()
-        end_row[going], end_offset[going] = entered, taken - 1
+        more = np.zeros_like(counts)
+        more[going] = np.minimum(n_steps[entered - base], length - counts[going])
+        end_row = end_row.copy()
+        end_row[going] = entered
+        end_offset = np.where(more > 0, more - 1, end_offset)
+        counts = counts + more
+        runs.append(end_row)
+        taken.append(more)
+    each = np.stack(taken, axis=1)
+    first = np.zeros_like(each)
+    first[:, 0] = offset
+    shift = first.ravel() - (np.cumsum(each.ravel()) - each.ravel())
+    flat_rows = np.repeat(np.stack(runs, axis=1).ravel(), each.ravel())
+    flat_offsets = np.arange(len(flat_rows)) + np.repeat(shift, each.ravel())
+    if len(flat_rows) == len(row) * length:
+        shape = len(row), length
+        return Windows(flat_rows.reshape(shape), flat_offsets.reshape(shape), counts, end_row, end_offset)
+    inside = np.arange(length) < counts[:, None]
+    rows = np.repeat(row[:, None], length, axis=1)
+    offsets = np.repeat(offset[:, None], length, axis=1)
+    rows[inside], offsets[inside] = flat_rows, flat_offsets
+    return Windows(rows, offsets, counts, end_row, end_offset)
 
 
 def resolve_backward(

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from replaysvc import FieldSpec, Her, Signature, SparseReward, TableConfig
+from replaysvc import FieldSpec, Her, RaggedArray, Signature, SparseReward, TableConfig
 
 SCALARS = Signature(FieldSpec("observation", (), np.int64), FieldSpec("action", (), np.int64))
 
@@ -121,6 +121,8 @@ def flat(value, path=""):
     """Returns {path: array} of a batch, or of anything nested in one."""
     if hasattr(value, "asdict"):
         value = value.asdict()
+    if isinstance(value, RaggedArray):
+        value = {"values": value.values, "offsets": value.offsets}
     if isinstance(value, dict):
         parts = value.items()
     elif isinstance(value, tuple):

@@ -3,7 +3,7 @@
 import logging
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from replaysvc.checks import check_number
@@ -25,6 +25,7 @@ _CONNECTION_BYTES = 64 << 10  # its buffers and tables; 14 KiB while it is idle
 _CALL_BYTES = 96 << 10  # of one that waits: what has come of it (64 KiB at most), its headers and state
 _THREAD_BYTES = 256 << 10
 _THREADS = 40  # besides the workers: gRPC's, the committer, the keeper
+_READS_BYTES = 4 * 2 * 64 * MiB  # four batches at once may wait for chunks from the disk, 64 MiB of each, stored and decoded
 _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
 
 
@@ -74,16 +75,16 @@ class Memory:
     queue: int
     requests: int
     answers: int
+    reads: int
     fixed: int
 
     @property
     def total(self) -> int:
         """Returns the sum."""
-        return self.caches + self.queue + self.requests + self.answers + self.fixed
+        return self.caches + self.queue + self.requests + self.answers + self.reads + self.fixed
 
     def __str__(self) -> str:
-        parts = {"caches": self.caches, "queue": self.queue, "requests": self.requests, "answers": self.answers}
-        terms = " + ".join(f"{name} {-(-size // MiB)}" for name, size in (parts | {"fixed": self.fixed}).items())
+        terms = " + ".join(f"{name} {-(-size // MiB)}" for name, size in asdict(self).items())
         return f"memory: at most {-(-self.total // MiB)} MiB = {terms}; and about 110 bytes for each stored chunk"
 
 
@@ -100,6 +101,7 @@ def most_memory(store: StoreConfig, limits: Limits, connections: int) -> Memory:
         queue=max(store.queue_bytes, largest) + store.commit_bytes + MAX_MESSAGE_BYTES,
         requests=limits.request_bytes + (workers + ANSWER_COPIES) * MESSAGE_BYTES,
         answers=limits.answer_bytes + limits.params_bytes,  # a parameter set is read before it is counted, one at a time
+        reads=_READS_BYTES,
         fixed=_BASE_BYTES
         + (workers + _THREADS) * _THREAD_BYTES
         + connections * _CONNECTION_BYTES

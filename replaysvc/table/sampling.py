@@ -1,7 +1,10 @@
 """Batches of one table: draw, resolve and gather under the lock; read and decode what the cache does not hold outside it."""
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,6 +30,7 @@ _MOST_BYTES = 2 * MAX_LARGE_BYTES  # of a batch, as raw steps, while it is made
 _MIN_STEP_BYTES = 128  # what the places and flags of one step take meanwhile
 _PART_STEPS = 1 << 18  # that are gathered at once, under the lock
 _PART_BYTES = 64 << 20  # of chunks, decoded, that are read from the disk at once
+_READERS = threading.BoundedSemaphore(4)  # parts with chunks from the disk that exist at once in this process
 _DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
 
 
@@ -170,42 +174,58 @@ class Sampling:
         Raises:
           _TooLargeError: it should be made in parts; nothing was done.
         """
-        core = self._core
         fetched: dict[int, DecodedChunk] = {}
         if plan.steps > _PART_STEPS and len(plan.drawn.positions) > 1:
             raise _TooLargeError
-        while True:
-            with core.changed:
-                core.check_open()
-                missing = missing_rows(plan, core.index, fetched)
-                if missing is None:
-                    return None
-                steps = int(core.index.field("n_steps", missing).sum()) if missing else 0
-                if steps * core.signature.raw_step_bytes > _PART_BYTES and len(plan.drawn.positions) > 1:
-                    raise _TooLargeError
-                core.counts["misses"] += len(missing)
-                if not fetched:
-                    anchors = plan.windows.rows[:, 0]
-                    core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
+        with contextlib.ExitStack() as reading:
+            while True:
+                missing, columns = self._take(plan, fetched, now_s)
                 if not missing:
-                    source = Source(core.index, core.cache, core.signature, fetched, now_s)
-                    return (
-                        gather_transitions(plan, source)
-                        if isinstance(plan.what, Transitions)
-                        else gather_sequences(plan, source)
-                    )
-                ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
-            found = fetch(core.store, core.decoder, missing, ids, checksums)
-            with core.changed:
-                for row, chunk_id, reason in found.bad:
-                    if core.mark_dead(row):
-                        core.counts["corrupt"] += 1
-                        log.error(
-                            "table %s: chunk %d cannot be read and is left out from now on: %s", core.name, chunk_id, reason
-                        )
-                if not found.chunks:
+                    return columns
+                if not fetched:
+                    reading.enter_context(_READERS)
+                if not self._read(missing, fetched):
                     return None
-                fetched |= found.chunks
-                for row, chunk in found.chunks.items():
-                    if core.index.uncached(np.array([row])):
-                        core.cache_chunk(Cache.FAULTED, row, chunk)
+
+    def _take(
+        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float
+    ) -> tuple[list[int], list[BatchColumn] | None]:
+        """Returns the rows of chunks that must be read first, or the columns; neither if some chunks are gone."""
+        core = self._core
+        with core.changed:
+            core.check_open()
+            missing = missing_rows(plan, core.index, fetched)
+            if missing is None:
+                return [], None
+            steps = int(core.index.field("n_steps", missing).sum()) if missing else 0
+            if steps * core.signature.raw_step_bytes > _PART_BYTES and len(plan.drawn.positions) > 1:
+                raise _TooLargeError
+            core.counts["misses"] += len(missing)
+            if not fetched:
+                anchors = plan.windows.rows[:, 0]
+                core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
+            if missing:
+                return missing, None
+            source = Source(core.index, core.cache, core.signature, fetched, now_s)
+            gather = gather_transitions if isinstance(plan.what, Transitions) else gather_sequences
+            return [], gather(plan, source)
+
+    def _read(self, missing: list[int], fetched: dict[int, DecodedChunk]) -> bool:
+        """Reads and decodes chunks into `fetched` and the cache; returns whether all could be read; leaves out what cannot."""
+        core = self._core
+        with core.changed:
+            core.check_open()
+            if missing[0] < core.index.chunks.base:  # removed meanwhile
+                return False
+            ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
+        found = fetch(core.store, core.decoder, missing, ids, checksums)
+        with core.changed:
+            for row, chunk_id, reason in found.bad:
+                if core.mark_dead(row):
+                    core.counts["corrupt"] += 1
+                    log.error("table %s: chunk %d cannot be read and is left out from now on: %s", core.name, chunk_id, reason)
+            fetched |= found.chunks
+            for row, chunk in found.chunks.items():
+                if row >= core.index.chunks.base and core.index.uncached(np.array([row])):  # it may be removed meanwhile
+                    core.cache_chunk(Cache.FAULTED, row, chunk)
+        return bool(found.chunks)

@@ -85,7 +85,7 @@ class Judge:
                     if attempt == "open":
                         appended = self._append(replay, look)
             except ReplayError as error:
-                if attempt == "open" and damage.kind in MAY_REFUSE:
+                if attempt == "open" and damage.kind in MAY_REFUSE and not self._subject.has_copy(damage.file):
                     return "detected", f"refused: {error}"
                 return "VIOLATION", f"{attempt}: {error.name}: {error}"
             missing += look.missing

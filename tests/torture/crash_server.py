@@ -27,11 +27,12 @@ from replaysvc.table.table import Table
 class CrashingSystem(System):
     """Kills this process at the `visit`-th time that it comes to `point`, and counts how often it came to each.
 
-    jump: a file with the seconds by which the clock that people read is wrong.
+    jump: a file with the seconds by which the clock that people read is wrong. known: a file of points, one a line; the process
+    is killed at the first that is not among them, which is then.
     """
 
-    def __init__(self, point: str = "", visit: int = 0, jump: Path | None = None) -> None:
-        self._point, self._visit, self._jump = point, visit, jump
+    def __init__(self, point: str = "", visit: int = 0, *, jump: Path | None = None, known: Path | None = None) -> None:
+        self._point, self._visit, self._jump, self._known = point, visit, jump, known
         self._lock = threading.Lock()
         self.seen: Counter[str] = Counter()
 
@@ -39,7 +40,11 @@ class CrashingSystem(System):
         assert name in CRASH_POINTS, name
         with self._lock:
             self.seen[name] += 1
-            if name == self._point and self.seen[name] == self._visit:
+            new = self._known is not None and name not in self._known.read_text().split()
+            if new and self._known is not None:
+                with self._known.open("a") as file:
+                    file.write(f"{name}\n")
+            if new or (name == self._point and self.seen[name] == self._visit):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def time(self) -> float:
@@ -76,17 +81,17 @@ _BROKEN = {"dedupe": take_every_chunk_as_new, "acknowledge": acknowledge_before_
 
 def serve(
     *, data: str, port: int, settings: dict[str, Any] | None = None, point: str = "", visit: int = 0, jump: str = "",
-    visits: str = "", broken: str = "",
+    known: str = "", visits: str = "", broken: str = "",
 ) -> None:  # fmt: skip
     """Serves the store at `data` until a signal, or until it comes to `point`.
 
     settings: more of them, by name. visits: a file that gets how often each point was seen, should the service end well.
-    broken: a guard that is switched off. jump: see CrashingSystem.
+    broken: a guard that is switched off. jump, known: see CrashingSystem.
     """
     if broken:
         _BROKEN[broken]()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    system = CrashingSystem(point, visit, Path(jump) if jump else None)
+    system = CrashingSystem(point, visit, jump=Path(jump) if jump else None, known=Path(known) if known else None)
     run_service(load({"data": Path(data), "port": port} | (settings or {}), None), system=system)
     if visits:
         Path(visits).write_text(json.dumps(system.seen))

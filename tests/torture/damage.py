@@ -20,7 +20,7 @@ SEGMENT_KINDS = (
 SMALL_KINDS = ("deleted", "state", "params", "table.json", "FORMAT")
 KINDS = SEGMENT_KINDS + SMALL_KINDS
 MAY_REFUSE = ("table.json", "FORMAT")
-"""Kinds of damage for which a store may refuse to open, in words: it cannot know what it is."""
+"""Kinds of damage for which a store may refuse to open, in words, if it has no second copy: it cannot know what it is."""
 
 OPERATIONS = ("flip", "bytes", "zero page", "random page", "swap pages", "swap values", "stale page", "truncate", "extend")
 
@@ -47,6 +47,10 @@ class Subject:
         self._layouts: dict[Path, Layout] = {path: read_layout(self.original / path) for path in self._segments}
         newest = {max(path for path in self._segments if path.parts[1] == name) for name in TABLES}
         self._written = newest | {path for path in self.files if path.name != "data.mdb"}
+
+    def has_copy(self, file: str) -> bool:
+        """Returns whether the store keeps a second copy of a small file."""
+        return (self.original / f"{file.removesuffix('.bak')}.bak").exists()
 
     def copy(self, target: Path, damaged: Path) -> None:
         """Makes a copy: what nobody writes to is linked, all else copied."""

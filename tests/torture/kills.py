@@ -316,7 +316,7 @@ def _fsck(path: Path, report: Findings) -> None:
 def main() -> int:
     """Runs what the command line asks for; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1000, help="kills, or with --points visits of each point: 1 to 3")
+    parser.add_argument("--count", type=int, default=1000, help="kills, or with --points visits of each point: 0 to 3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--points", action="store_true", help="end the service at each crash point")
     parser.add_argument("--broken", default="", choices=["", "dedupe", "acknowledge"], help="a guard that is switched off")

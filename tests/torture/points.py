@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,10 @@ _TRIES = 3
 
 
 def drive_points(directory: Path, report: Findings, *, visits: int, points: tuple[str, ...] = CRASH_POINTS) -> None:
-    """Ends the service at each of `points`, at `visits` of first, second and last time; compares with the oracle each time."""
+    """Ends the service at each of `points`, at `visits` of first, second and last time; compares with the oracle each time.
+
+    visits 0: in one session, at the first time that it comes to each.
+    """
     with Zygote() as zygote:
         play = _Play(zygote, directory / "whole", report)
         play.run()
@@ -49,6 +51,12 @@ def drive_points(directory: Path, report: Findings, *, visits: int, points: tupl
             driven = whole[name] > 0 or name in tools
             report.expect(driven, f"crash point {name}: nothing in tests/torture/points.py comes to it")
         todo = [(name, n) for name in points if name not in tools for n in _chosen(whole[name], visits, report.seed, name)]
+        if not visits:
+            again = _Play(zygote, directory / "again", report, every=True)
+            again.run()
+            missed = [name for name in points if name not in tools and name not in again.ended_at]
+            report.expect(not missed, f"crash points {missed}: the session with an end at each did not come to them")
+            report.add("ends at a crash point", len(again.ended_at))
         with progress_bar(len(todo) + len(tools), "points") as advance:
             for name, visit in todo:
                 _end_at(zygote, directory / f"{name}-{visit}", report, name, visit)
@@ -80,11 +88,13 @@ def _end_at(zygote: Zygote, directory: Path, report: Findings, point: str, visit
 
 
 class _Play:
-    """One session of a client with a service, which may end in the middle of it, once."""
+    """One session of a client with a service, which may end in the middle of it: once, or with `every` at each point in turn."""
 
-    def __init__(self, zygote: Zygote, directory: Path, report: Findings, point: str = "", visit: int = 0) -> None:
-        self._report, self._point, self._visit = report, point, visit
-        self._where = f"{point} ({visit})" if point else "session without an end"
+    def __init__(
+        self, zygote: Zygote, directory: Path, report: Findings, point: str = "", visit: int = 0, *, every: bool = False
+    ) -> None:
+        self._report, self._point, self._visit, self._every = report, point, visit, every
+        self._where = f"{point} ({visit})" if point else "every point" if every else "session without an end"
         self._directory, self._visits = directory, directory / "visits.json"
         for made in (directory, directory / "snapshots", directory / "oracle"):
             made.mkdir()
@@ -93,6 +103,13 @@ class _Play:
         self.oracle = Oracle(directory / "oracle")
         self.seen: Counter[str] = Counter()  # of a session in which the service did not end
         self.hit = False
+        self._known = directory / "known"  # the points at which the service ended, with `every`
+        self._known.touch()
+
+    @property
+    def ended_at(self) -> list[str]:
+        """Returns at which points the service ended, with `every`."""
+        return self._known.read_text().split()
 
     def run(self) -> None:
         """Plays the session, ends the service well, and compares."""
@@ -107,8 +124,12 @@ class _Play:
         finally:
             over.set()
             watch.join()
-        status = self._served.end(signal.SIGTERM)
-        self._report.expect(status == 0 or self._is_end(status), f"{self._where}: ended with {status}: {self._served.tail()}")
+        while (status := self._served.end(signal.SIGTERM)) != 0:
+            ended_at_a_point = self._is_end(status)
+            self._report.expect(ended_at_a_point, f"{self._where}: ended with {status}: {self._served.tail()}")
+            if not (self._every and ended_at_a_point):
+                break
+            self._start()
         if self._visits.exists():
             self.seen.update(json.loads(self._visits.read_text()))
         try:
@@ -117,17 +138,17 @@ class _Play:
             self._report.expect(False, f"{self._where}: comparing ended with {type(error).__name__}: {error}")
 
     def _start(self, **arguments: Any) -> None:
-        status = self._served.start(**arguments)
-        if status is not None and self._is_end(status):
-            status = self._served.start()
+        arguments |= {"known": str(self._known)} if self._every else {}
+        while (status := self._served.start(**arguments)) is not None and self._is_end(status):
+            arguments = {"known": str(self._known)} if self._every else {}
         listens = status is None
         self._report.expect(listens, f"{self._where}: the service does not start, status {status}: {self._served.tail()}")
 
     def _is_end(self, status: int) -> bool:
-        """Notes the end at the point, which may come once."""
-        first = bool(self._point) and status == -signal.SIGKILL and not self.hit
-        self.hit = self.hit or first
-        return first
+        """Notes the end at the point, which may come once, or with `every` at each point."""
+        expected = status == -signal.SIGKILL and (self._every or (bool(self._point) and not self.hit))
+        self.hit = self.hit or expected
+        return expected
 
     def _watch(self, over: threading.Event) -> None:
         """Starts the service again when it is gone."""
@@ -187,7 +208,8 @@ class _Play:
         try:
             client.snapshot("copy")
         except AlreadyExistsError:
-            self._report.expect(self._point == "snapshot.renamed", f"{self._where}: there is a snapshot that nobody made")
+            may_be = self._point == "snapshot.renamed" or self._every
+            self._report.expect(may_be, f"{self._where}: there is a snapshot that nobody made")
 
     def _compare(self) -> None:
         """Opens what is left without a service: everything acknowledged is there, and there is nothing besides."""
@@ -230,6 +252,3 @@ def _end_restore_at(zygote: Zygote, directory: Path, source: Path, report: Findi
             replay.table("keep"), oracle, report, Keeps.ALL, where=f"{point}, restored", rng=np.random.default_rng(0), acked={}
         )
     report.add("ends at a crash point")
-
-
-TOOLS: dict[str, Callable[..., None]] = {"restore.": _end_restore_at}

@@ -37,10 +37,17 @@ def test_loop_notices_a_service_without_its_guard(tmp_path, report, guard, sente
     assert [found for found in report.violations if re.search(sentence, found)]
 
 
-def test_service_ended_at_each_crash_point_loses_nothing(tmp_path, report):
-    points.drive_points(tmp_path, report, visits=1)
+def test_service_ended_at_each_crash_point_in_turn_loses_nothing(tmp_path, report):
+    points.drive_points(tmp_path, report, visits=0)
     assert report.violations == []
     assert report.counts["ends at a crash point"] == len(CRASH_POINTS)
+
+
+def test_service_ended_once_at_a_crash_point_loses_nothing(tmp_path, report):
+    """At one visit of some points; `kills --points` takes all of them."""
+    points.drive_points(tmp_path, report, visits=1, points=CRASH_POINTS[:: len(CRASH_POINTS) // 4])
+    assert report.violations == []
+    assert report.counts["ends at a crash point"] >= 4
 
 
 def test_crash_point_that_nothing_comes_to_is_a_violation(tmp_path, report):
