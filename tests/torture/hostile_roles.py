@@ -25,8 +25,8 @@ from tests.service import http2
 TABLE = "t"
 SIGNATURE = Signature(FieldSpec("observation", (32, 32), np.uint8), FieldSpec("action", (), np.int64))
 METHODS = (
-    "Append", "Sample", "TableStats", "OpenSession", "ReadEpisode", "ListEpisodes", "UpdatePriorities", "PutParams", "GetParams",
-    "CreateTable", "DeleteEpisodes",
+    "Append", "Sample", "TableStats", "OpenSession", "ReadEpisode", "ListEpisodes", "UpdatePriorities", "PutParams",
+    "GetParams", "CreateTable", "DeleteEpisodes",
 )  # fmt: skip
 _PACE_S = 0.05  # between two calls of one good client
 _STEPS = 20
@@ -60,11 +60,13 @@ def _write(writer: Any, frame: Any, length: int) -> None:
         writer.append(t, 1.0, np.roll(frame, t, 0), truncated=t == length - 1)
 
 
-def good(address: str, secret: str, writers: int, learners: int, stop: Any, answer: Any) -> None:
-    """Runs writers and learners, each a connection of its own in a process that they share, at a gentle pace."""
+def good(address: str, secret: str, writers: int, learners: int, ready: Any, stop: Any, answer: Any) -> None:
+    """Runs writers and learners, each a client of its own, at a gentle pace; releases `ready` once for each that has begun."""
     timings, lock = Timings(), threading.Lock()
 
     def repeat(kind: str, call: Callable[[], None]) -> None:
+        call()
+        ready.release()
         while not stop.wait(_PACE_S):
             began = time.monotonic()
             try:
@@ -223,7 +225,7 @@ def garbage(target: Target, stop: Any, counts: Counter[str]) -> None:
 def silent_connections(target: Target, stop: Any, counts: Counter[str]) -> None:
     """Opens thousands of connections and says nothing, or only hello; and opens them again when they are closed."""
     kept: list[socket.socket] = []
-    while not stop.is_set():
+    while not stop.wait(1.0):  # after the first second, so that the other hostile clients are in
         with suppress(OSError):
             for number in range(target.many(200)):
                 connection = socket.create_connection(("127.0.0.1", target.port), timeout=2.0)
@@ -233,7 +235,6 @@ def silent_connections(target: Target, stop: Any, counts: Counter[str]) -> None:
                     connection.sendall(http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0))
         while len(kept) > target.many(3000):
             kept.pop(0).close()
-        stop.wait(1.0)
 
 
 def corrupt_requests(target: Target, stop: Any, counts: Counter[str]) -> None:

@@ -43,9 +43,14 @@ PROCESSES = 8  # that the clients are spread over
 STOPPED_S = 60.0
 MiB = 1 << 20
 RECENT, FAULTED, QUEUE = 32 * MiB, 16 * MiB, 64 * MiB
-SETTINGS = f"recent_cache_bytes = {RECENT}\nfaulted_cache_bytes = {FAULTED}\nqueue_bytes = {QUEUE}\n"
+SETTINGS = f"""
+recent_cache_bytes = {RECENT}
+faulted_cache_bytes = {FAULTED}
+queue_bytes = {QUEUE}
+request_bytes = {256 * MiB}
+answer_bytes = {384 * MiB}
+"""
 CAPACITY_STEPS = 200_000
-UNPRINTED_MIB = (RECENT + FAULTED + QUEUE) / MiB + 200  # where the server prints no bound
 LONGEST_GAP_S = 10.0
 MIB_PER_MINUTE = 1.0
 MOST_THREADS = 320  # workers of all kinds, and some
@@ -247,8 +252,8 @@ def check_learners(counts: list[LearnerCount], report: Report) -> None:
 
 
 def check_server(plan: Plan, watched: Watched, log: str, report: Report) -> None:
-    printed = re.search(r"memory: at most ([\d,.]+) MiB", log)
-    bound = float(printed[1].replace(",", "")) if printed else UNPRINTED_MIB
+    printed = re.search(r"memory: at most (\d+) MiB", log)
+    bound = int(printed[1]) if printed else 0
     third = max(1, len(watched.files) // 3)
     peers = plan.clients + plan.learners + plan.slow_learner
     slope = watched.mib_per_minute() if plan.seconds >= SLOPE_NEEDS_S else 0.0
@@ -264,7 +269,7 @@ def check_server(plan: Plan, watched: Watched, log: str, report: Report) -> None
     report.violations += [f"the server's log: {line}" for line in log.splitlines() if re.search(r"Traceback| ERROR ", line)]
     report.figures["server"] = {
         "anonymous_mib_max": round(max(watched.anonymous_mib), 1), "anonymous_mib_end": round(watched.anonymous_mib[-1], 1),
-        "bound_mib": bound, "bound_printed": printed is not None, "mib_per_minute": round(slope, 3),
+        "bound_mib": bound, "mib_per_minute": round(slope, 3),
         "files_max": max(watched.files), "threads_max": max(watched.threads),
         "anonymous_mib_every_30_s": [round(mib) for mib in watched.anonymous_mib[::30]],
     }  # fmt: skip

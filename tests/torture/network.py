@@ -35,6 +35,8 @@ from tests.torture.zygote import Served, Zygote
 _SMALL = StoreConfig(recent_cache_bytes=4 << 20, faulted_cache_bytes=4 << 20)
 _SETTINGS = {"recent_cache_bytes": 4 << 20, "faulted_cache_bytes": 2 << 20, "state_interval_s": 0.3}
 _LEASE_S = 2.0
+_FEW = 3000  # steps, of a table from which what an actor stored is soon gone
+_YEAR_S = 365.25 * 86_400
 
 
 class _Stage:
@@ -310,48 +312,51 @@ def actor_paused(directory: Path, report: Findings, *, pause_s: float = 6.0) -> 
 def clock_jumps(directory: Path, report: Findings, *, years: tuple[float, ...] = (1.0, -1.0)) -> None:
     """The clock that people read jumps by years, forth and back; leases, sessions and order go by another.
 
-    An actor is silent meanwhile, with an open episode and acknowledged chunks, while others fill segments until none is left
-    of those with its chunks, and the service is started again; then it goes on.
+    Two actors are silent meanwhile, while others fill segments until none is left of those with their chunks: one has an open
+    episode, with which it goes on; the other begins its next episode when the service has also been started again.
     """
     jump = directory.with_suffix(".jump")
     jump.write_text("0")
     with _stage(directory, report, "clock that jumps", jump=str(jump)) as stage:
-        stage.make(lease_s=30.0, capacity_steps=3000)  # so that segments with what the silent actor stored leave the disk
+        stage.make(lease_s=60.0, capacity_steps=_FEW)
         stage.cast(steps_per_s=3000.0, leaves=0.0)
-        with stage.table.writer(actor="idle") as writer:
-            rows = _begin(stage, writer, 50)
-            for number, years_off in enumerate((*years, 0.0)):
-                jump.write_text(str(years_off * 365.25 * 86_400))
-                stage.wait_for_acks(2 * 3000)
-                if number % 2 == 0:
-                    stage.served.end(signal.SIGKILL)
-                    stage.served.restart()
-                stage.wait_for_acks(50)
-            lost = stage.table.stats().lost_actor_episodes_total
-            report.expect(lost == 0, f"clock that jumps: {lost} episodes were ended")
-            _finish(stage, writer, rows, 50)
+        with stage.table.writer(actor="between") as between, stage.table.writer(actor="within") as within:
+            _finish(stage, between, _begin(stage, between, 51), 51)
+            rows = _begin(stage, within, 50)
+            jump.write_text(str(years[0] * _YEAR_S))
+            stage.wait_for_acks(2 * _FEW)
+            _finish(stage, within, rows, 50)
+            for years_off in (*years[1:], 0.0):
+                jump.write_text(str(years_off * _YEAR_S))
+                stage.served.end(signal.SIGKILL)
+                stage.served.restart()
+                stage.wait_for_acks(2 * _FEW)
+            _finish(stage, between, _begin(stage, between, 51, episode=1), 51, episode=1)
+        lost = stage.table.stats().lost_actor_episodes_total
+        report.expect(lost == 0, f"clock that jumps: {lost} episodes were ended")
         report.add("jumps of the clock", len(years) + 1)
 
 
-def _begin(stage: _Stage, writer: Any, actor: int) -> np.ndarray:
+def _begin(stage: _Stage, writer: Any, actor: int, *, episode: int = 0) -> np.ndarray:
     """Begins an episode of 60 steps and stores 30 of them; returns its observations."""
-    log = Log(stage.directory / "oracle" / f"actor-{actor}.log")
-    rows = rows_of(actor, 0, np.arange(61), 0)
-    log.write(kind="intent", table="keep", actor=actor, episode=0, first=0, length=60)
-    writer.begin(rows[0], metadata={"actor": actor, "episode": 0, "first": 0})
+    log, first = Log(stage.directory / "oracle" / f"actor-{actor}.log"), 60 * episode
+    rows = rows_of(actor, episode, np.arange(61), first)
+    log.write(kind="intent", table="keep", actor=actor, episode=episode, first=first, length=60)
+    writer.begin(rows[0], metadata={"actor": actor, "episode": episode, "first": first})
     for action, reward, after in list(steps_of(rows))[:30]:
         writer.append(action, reward, after)
     writer.flush(60.0)
-    log.write(kind="ack", table="keep", actor=actor, upto=30)
+    log.write(kind="ack", table="keep", actor=actor, upto=first + 30)
     return rows
 
 
-def _finish(stage: _Stage, writer: Any, rows: np.ndarray, actor: int) -> None:
+def _finish(stage: _Stage, writer: Any, rows: np.ndarray, actor: int, *, episode: int = 0) -> None:
     """Stores the other steps."""
     for t, (action, reward, after) in list(enumerate(steps_of(rows)))[30:]:
         writer.append(action, reward, after, terminated=t == 59)
     writer.flush(60.0)
-    Log(stage.directory / "oracle" / f"actor-{actor}.log").write(kind="ack", table="keep", actor=actor, upto=60)
+    log = Log(stage.directory / "oracle" / f"actor-{actor}.log")
+    log.write(kind="ack", table="keep", actor=actor, upto=60 * (episode + 1))
 
 
 SCENARIOS: dict[str, Callable[..., None]] = {

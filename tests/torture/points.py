@@ -88,7 +88,7 @@ def _end_at(zygote: Zygote, directory: Path, report: Findings, point: str, visit
 
 
 class _Play:
-    """One session of a client with a service, which may end in the middle of it: once, or with `every` at each point in turn."""
+    """One session of a client with a service, which may end meanwhile: once, or with `every` at each point in turn."""
 
     def __init__(
         self, zygote: Zygote, directory: Path, report: Findings, point: str = "", visit: int = 0, *, every: bool = False

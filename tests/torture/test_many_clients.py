@@ -20,7 +20,7 @@ def test_32_clients_are_served_alike_while_2_learners_sample(tmp_path):
 def test_nobody_notices_clients_that_are_stopped_and_a_learner_that_never_reads(tmp_path):
     report = Report("many_clients", 0)
     plan = Plan(
-        seconds=9, clients=16, learners=1, processes=4, steps_per_s=50.0, stop_actors=1, stopped_s=3.0, slow_learner=True
+        seconds=6, clients=16, learners=1, processes=4, steps_per_s=50.0, stop_actors=1, stopped_s=2.0, slow_learner=True
     )
     run(plan, tmp_path, report)
     assert report.violations == []
@@ -82,6 +82,9 @@ def test_learner_without_batches_or_with_wrong_ones_is_a_violation():
     assert len(violations_of(check_learners, [LearnerCount(), LearnerCount(batches=1, wrong=2)])) == 2
 
 
+MEMORY = "2026-01-01 00:00:00,000 INFO replaysvc memory: at most 120 MiB = caches 48 + queue 64 + the rest\n"
+
+
 def watched(mib=lambda t: 100.0, files=lambda t: 300, threads=lambda t: 80):
     times = range(600)
     return Watched([float(t) for t in times], *([look(t) for t in times] for look in (mib, files, threads)))
@@ -100,14 +103,20 @@ def watched(mib=lambda t: 100.0, files=lambda t: 300, threads=lambda t: 80):
     ids=["memory", "a slope", "files", "more files", "threads", "more threads"],
 )
 def test_server_that_takes_more_is_a_violation(seen, words):
-    log = "2026-01-01 00:00:00,000 INFO replaysvc memory: at most 120 MiB = caches 48 + queue 64 + the rest\n"
+    log = MEMORY
     assert violations_of(check_server, Plan(seconds=600), watched(), log) == []
     (found,) = violations_of(check_server, Plan(seconds=600), seen, log)
     assert words in found
 
 
+def test_server_that_prints_no_bound_is_a_violation():
+    (found,) = violations_of(check_server, Plan(seconds=600), watched(), "")
+    assert "at most 0 MiB" in found
+
+
 def test_error_in_the_servers_log_is_a_violation():
-    (found,) = violations_of(check_server, Plan(seconds=600), watched(), "2026-01-01 00:00:00,000 ERROR replaysvc: no\n")
+    line = "2026-01-01 00:00:00,000 ERROR replaysvc: no\n"
+    (found,) = violations_of(check_server, Plan(seconds=600), watched(), MEMORY + line)
     assert found == "the server's log: 2026-01-01 00:00:00,000 ERROR replaysvc: no"
 
 

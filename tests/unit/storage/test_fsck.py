@@ -377,6 +377,17 @@ def test_whatever_page_is_damaged_every_other_chunk_is_kept(original, tmp_path, 
     assert found > 0
 
 
+def test_damaged_list_of_free_pages_is_found_though_no_read_comes_there(path):
+    """The next append would: it would write over pages that are in use."""
+    file = segments(path)[2] / "data.mdb"
+    data = file.read_bytes()
+    newest = max((0, PAGE), key=lambda at: int.from_bytes(data[at + 144 : at + 152], "little"))  # by its transaction
+    root = int.from_bytes(data[newest + 80 : newest + 88], "little")
+    overwrite(file, root * PAGE + PAGE - 8, b"\xff" * 8)
+    assert any("freeDB" in sentence for _, sentence in damage(check(path)))
+    repaired(path)
+
+
 def test_ids_that_were_given_out_in_what_is_lost_are_not_given_out_again(path):
     last = segments(path)[2]
     size = (last / "data.mdb").stat().st_size
