@@ -1,13 +1,13 @@
-"""Threads that do something again and again while a store is open: save what it remembers, look for writers that are gone."""
+"""Threads that do something again and again while a store is open: save what it remembers, look for lost writers, scrub."""
 
 import threading
 from collections.abc import Callable
 
 
 class Keeper:
-    """Calls `work` every `period_s` until it is closed."""
+    """Calls `work` every `period_s`, or after as many seconds as it returned, until it is closed."""
 
-    def __init__(self, name: str, work: Callable[[], None], period_s: float) -> None:
+    def __init__(self, name: str, work: Callable[[], float | None], period_s: float) -> None:
         self._work, self._period_s = work, period_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"replaysvc-{name}", daemon=True)
@@ -19,5 +19,7 @@ class Keeper:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._period_s):
-            self._work()
+        pause_s = self._period_s
+        while not self._closing.wait(pause_s):
+            wish_s = self._work()
+            pause_s = self._period_s if wish_s is None else wish_s

@@ -25,7 +25,7 @@ from replaysvc.keeper import Keeper
 from replaysvc.options import Limiter
 from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
-from replaysvc.storage import Store, System, TableStore
+from replaysvc.storage import Scrub, Store, System, TableStore
 from replaysvc.table import Table, check_table
 from replaysvc.table.committer import Committer
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
@@ -61,8 +61,12 @@ class Replay:
         self._committer = Committer(self.config, monotonic=self._system.monotonic)
         self._ticker = Ticker()
         self._looked_at = self._system.monotonic()
+        self._scrub = Scrub(
+            lambda: list(self._store.tables().values()), self.config.scrub_bytes_per_s, self._system, self._note_damage
+        )
         self._keepers = (
-            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S)
+            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S),
+            Keeper("scrub", self._scrub.step, _LOOK_S),
         )  # fmt: skip
         self._tables: dict[str, Table] = {}
         self._closed = False
@@ -212,6 +216,16 @@ class Replay:
                 log.debug("table %s: not there any more", name)
             except ReplayError as error:
                 log.warning("table %s: episodes of writers that are gone could not be ended: %s", name, error)
+
+    def _note_damage(self, table: str, chunk_id: int | None, reason: str) -> None:
+        """Of the scrub: leaves a damaged chunk out of what is drawn, before anybody draws it."""
+        if chunk_id is None:
+            log.error("table %s: %s", table, reason)
+            return
+        try:
+            self.engine(table).note_damage(chunk_id, reason)
+        except (NotFoundError, UnavailableError):  # deleted, or closed, meanwhile
+            log.debug("table %s: not there any more", table)
 
     def _save_states(self) -> None:
         with self._lock:

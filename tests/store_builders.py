@@ -51,15 +51,15 @@ def append_each(table, start, stop, *, size=BIG):
         append(table, k, k + 1, size=size)
 
 
-def open_store(path, system=None, clock=lambda: NOW):
+def open_store(path, system=None, clock=lambda: NOW, **options):
     system = system or System()
     system.time = clock
-    return Store(path, system=system)
+    return Store(path, system=system, **options)
 
 
-def make_table(path, *, segment_bytes=SMALL_SEGMENT, system=None, clock=lambda: NOW):
+def make_table(path, *, segment_bytes=SMALL_SEGMENT, system=None, clock=lambda: NOW, **options):
     """Returns a new store with one loaded table `t`, and the table."""
-    store = open_store(path, system, clock)
+    store = open_store(path, system, clock, **options)
     table = store.create_table("t", {"about": "a test"}, segment_bytes=segment_bytes)
     table.load()
     return store, table

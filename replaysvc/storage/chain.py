@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from replaysvc.errors import StorageError
+from replaysvc.errors import ChunkCorruptError, StorageError
 from replaysvc.storage.records import EpisodeEntry
 from replaysvc.storage.segment import Segment
 from replaysvc.storage.system import System
@@ -39,8 +39,26 @@ class Chain:
         """Returns the bytes that the segments take."""
         return sum(_allocated(segment.path) for segment in self.segments)
 
+    @property
+    def fault(self) -> str:
+        """Returns why the newest segment takes no more data until the service restarts, "" if it does."""
+        segments = self.segments
+        return segments[-1].fault if segments else ""
+
+    @property
+    def oldest_chunk_id(self) -> int:
+        """Returns the id below which a restart finds no chunk."""
+        segments = self.segments
+        return int(segments[0].meta["first_chunk_id"]) if segments and not self.remains else 0
+
     def read(self, ids: Array) -> list[bytes | None]:
-        """Returns the bytes of chunks, None for one that is gone. One short transaction a segment, in key order."""
+        """Returns the bytes of chunks, None for one that is gone. One short transaction a segment, in key order.
+
+        What stands on a damaged page is gone, too.
+
+        Raises:
+          StorageError: a segment cannot be read now, which says nothing of what it holds.
+        """
         found: list[bytes | None] = [None] * len(ids)
         with self._lock:
             segments, first_ids = list(self._segments), self._first_ids
@@ -60,8 +78,12 @@ class Chain:
         except StorageError as error:
             if segment not in self.segments:  # removed, or compacted, since the list was taken
                 return self.read(ids)
-            log.error("segment %s cannot be read: %s", segment.path, error)
-            return [None] * len(ids)
+            if not isinstance(error, ChunkCorruptError):
+                raise
+            if len(ids) > 1:  # the others may well be there
+                return [data for place in range(len(ids)) for data in self._read_segment(segment, ids[place : place + 1])]
+            log.error("segment %s: chunk %d cannot be read: %s", segment.path, int(ids[0]), error)
+            return [None]
 
     def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
         """Returns an episode's entry: from the segment in which it began, or a later one if that was removed."""

@@ -1,12 +1,15 @@
 """Parameter sets: one file a name, replaced whole. `RPP1`, version (i64), length (u64), xxh3 (u64) over all else, the bytes."""
 
+import logging
 import struct
 from pathlib import Path
 
 from replaysvc.codec import checksum
 from replaysvc.errors import AlreadyExistsError, ChunkCorruptError
 from replaysvc.storage.records import CHECKSUM
-from replaysvc.storage.system import System
+from replaysvc.storage.system import DAMAGED, System
+
+log = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<4sqQQ")
 MAGIC = b"RPP1"
@@ -20,8 +23,17 @@ class ParamsStore:
         self._path, self._scratch, self._system = path, scratch, system
         self.versions: dict[str, int] = {}
         for file in sorted(path.iterdir()):
-            with file.open("rb") as stream:
-                head = stream.read(HEADER.size)
+            if not file.is_file():
+                log.error("%s is no parameter set, and is left alone", file)
+                continue
+            try:
+                with file.open("rb") as stream:
+                    head = stream.read(HEADER.size)
+            except OSError as error:
+                if error.errno not in DAMAGED:
+                    raise
+                log.error("parameter set %s cannot be read: %s", file, error)
+                head = b""
             good = len(head) == HEADER.size and head[:4] == MAGIC
             self.versions[file.name] = HEADER.unpack(head)[1] if good else _DAMAGED
 

@@ -79,7 +79,10 @@ def unpack_episode(record: bytes) -> EpisodeEntry | None:
     actor, metadata = body[EPISODE.size :][:actor_size], body[EPISODE.size + actor_size :]
     if len(metadata) != metadata_size:
         return None
-    return EpisodeEntry(episode_id, session_id, key, actor.decode(), started_at_s, metadata)
+    try:
+        return EpisodeEntry(episode_id, session_id, key, actor.decode(), started_at_s, metadata)
+    except UnicodeDecodeError:  # no accident: its checksum is right
+        return None
 
 
 def pack_session(session_id: bytes, last_sequence: int, at_s: float) -> bytes:
@@ -108,4 +111,14 @@ def unpack_meta(record: bytes) -> dict[str, Any] | None:
     body = record[: -CHECKSUM.size]
     if len(record) < CHECKSUM.size or CHECKSUM.unpack(record[-CHECKSUM.size :])[0] != checksum(body):
         return None
-    return dict(json.loads(body))
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):  # no accident: its checksum is right
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def with_ids(values: dict[str, Any] | None) -> Mapping[str, Any]:
+    """Returns a description or footer if it has the ids that it must have, nothing if it is another thing, or damaged."""
+    whole = values is not None and all(isinstance(values.get(name), int) for name in NEXT_IDS)
+    return values if values is not None and whole else {}

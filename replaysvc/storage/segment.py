@@ -4,7 +4,7 @@ LMDB's rules, kept here: default syncing (a commit returns when it is durable), 
 thread, short read transactions, no memoryview past the end of its transaction, never twice in a process, never across a fork.
 """
 
-import threading
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ import lmdb
 
 from replaysvc.codec import steps_of
 from replaysvc.errors import CapacityError, ChunkCorruptError, FormatVersionError, ReplayError, StorageError
+from replaysvc.storage.pins import Pins
 from replaysvc.storage.records import (
     KEY,
     EpisodeEntry,
@@ -25,9 +26,13 @@ from replaysvc.storage.records import (
     unpack_index,
     unpack_meta,
     unpack_session,
+    with_ids,
 )
+from replaysvc.storage.structure import check_structure
 from replaysvc.storage.system import DISK_FULL, System
 from replaysvc.types import Array
+
+log = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 128 << 20  # most bytes of one append
 ROOM = MAX_BATCH_BYTES + (64 << 20)  # above the size at which a segment is full, so that a batch begun below it always fits
@@ -56,19 +61,21 @@ class Segment:
         """
         self.path, self._system, self._map_size = path, system, segment_bytes + ROOM
         self._full_bytes = segment_bytes
-        self._changed = threading.Condition()
-        self._pins = 0
-        self._closing = False
-        self._failed = ""
+        self._pins = Pins()
+        self._lost = False  # closed to be opened anew, which failed: whoever comes next tries again
+        self._closed = False
+        self.fault = ""  # why it takes no more until the service restarts
         self.oldest_episode = NO_EPISODE
         self._sizes: tuple[Array, Array] | None = None
+        with _translated(path, system, reading=True):
+            check_structure(path / "data.mdb")
         self._open(readonly=True)
         try:
-            self.meta: Mapping[str, Any] = unpack_meta(self._get_meta(b"segment") or b"") or {}
             footer = self._get_meta(b"footer")
             self.sealed = footer is not None
-            self.footer: Mapping[str, Any] = unpack_meta(footer or b"") or {}
-            if not self.meta:
+            self.footer = with_ids(unpack_meta(footer or b""))
+            self.meta = with_ids(unpack_meta(self._get_meta(b"segment") or b""))
+            if not isinstance(self.meta.get("format"), int) or "table" not in self.meta:
                 raise ChunkCorruptError(f"segment {path}: its description is missing or damaged")
             if self.meta["format"] > FORMAT:
                 raise FormatVersionError(f"segment {path}: expected format version {FORMAT}, found {self.meta['format']}")
@@ -104,7 +111,9 @@ class Segment:
 
     def _open(self, *, readonly: bool) -> None:
         with _translated(self.path, self._system, reading=True):
-            if not (self.path / "data.mdb").stat().st_size:
+            status = (self.path / "data.mdb").stat()
+            self._file = status.st_dev, status.st_ino
+            if not status.st_size:
                 raise ChunkCorruptError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
             self._environment = _environment(self.path, self._map_size, self._system, readonly=readonly)
             try:
@@ -127,7 +136,7 @@ class Segment:
     @property
     def used_bytes(self) -> int:
         """Returns the bytes of pages in use."""
-        with self._pinned(), _translated(self.path, self._system):
+        with self._inside(), _translated(self.path, self._system):
             return int((self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     @property
@@ -141,12 +150,9 @@ class Segment:
         Raises:
           CapacityError: no space on the disk. StorageError: any other failure; the segment takes no more until reopened.
         """
-        if self._failed:
-            failed = f"it takes no more data after a failed write ({self._failed}); restart the service"
-            raise StorageError(f"segment {self.path}: {failed}")
-        databases = self._databases
-        try:
-            with self._pinned(), _translated(self.path, self._system):  # a table may be deleted under the commit
+        with self._fencing():
+            databases = self._databases
+            with self._inside(), _translated(self.path, self._system):  # a table may be deleted under the commit
                 with self._environment.begin(write=True) as transaction:
                     for record, chunk, chunk_id in zip(pack_index(index), chunks, index["chunk_id"].tolist(), strict=True):
                         key = KEY.pack(chunk_id)
@@ -160,35 +166,80 @@ class Segment:
                     for session_id, (last_sequence, at_s) in sessions.items():
                         transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
                     self._system.crashpoint("append.before_commit")
+                self._check_place()
                 self._system.crashpoint("append.after_commit")
             self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
-        except CapacityError:
-            raise  # the old snapshot is whole, and space may come back
+
+    def _check_place(self) -> None:
+        """Raises StorageError if what was written is not in the file that a restart would find."""
+        try:
+            status = (self.path / "data.mdb").stat()
+        except FileNotFoundError:
+            raise StorageError(f"segment {self.path}: its file was removed while the service runs") from None
+        if (status.st_dev, status.st_ino) != self._file:
+            raise StorageError(f"segment {self.path}: another file was put in its place while the service runs")
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        """Around a write: one that fails, but for lack of space, is the last; from then on the segment is only read.
+
+        Nobody knows what the disk has of such a write, and a later sync may claim success for what it has not.
+        """
+        if self.fault:
+            raise StorageError(self.fault)
+        try:
+            yield
         except ReplayError as error:
-            self._failed = str(error)
+            poisoned = self._is_poisoned()
+            if self._closed or (isinstance(error, CapacityError) and not poisoned):
+                raise  # the old snapshot is whole, and space may come back
+            self.fault = f"segment {self.path}: it takes no more data after a failed write ({error}); restart the service"
+            log.critical("%s", self.fault)
+            if poisoned:
+                try:
+                    self._reopen()
+                except ReplayError as problem:
+                    log.error("segment %s cannot be read for now: %s", self.path, problem)
             raise
+
+    def _is_poisoned(self) -> bool:
+        """Returns whether LMDB lets nobody use the environment any more, not even readers: its meta page was not written."""
+        try:
+            with self._pins.held():
+                self._environment.begin().abort()
+        except lmdb.Error as error:
+            return isinstance(error, lmdb.PanicError)
+        return False
+
+    def _reopen(self, *, lost: bool = False) -> None:
+        """Opens the file anew, read only, when no reader is inside; with `lost`, only if nobody did so meanwhile."""
+        with self._pins.alone():
+            if self._closed or (lost and not self._lost):
+                return
+            self._lost = True
+            self._environment.close()
+            self._open(readonly=True)
+            self._lost = False
 
     def seal(self, footer: Mapping[str, Any]) -> None:
         """Ends appending: writes the footer and reopens read only, when no reader is inside."""
         self._system.crashpoint("seal.before_footer")
-        with _translated(self.path, self._system), self._environment.begin(write=True) as transaction:
-            transaction.put(b"footer", pack_meta(footer), db=self._databases[b"meta"])
+        with self._fencing(), self._inside(), _translated(self.path, self._system):
+            with self._environment.begin(write=True) as transaction:
+                transaction.put(b"footer", pack_meta(footer), db=self._databases[b"meta"])
+            self._check_place()
         self._system.crashpoint("seal.after_footer")
-        with self._changed:
-            self._closing = True
-            self._changed.wait_for(lambda: self._pins == 0)
-            try:
-                self._environment.close()
-                self._open(readonly=True)
-                self.sealed, self.footer = True, dict(footer)
-            finally:
-                self._closing = False
-                self._changed.notify_all()
+        self.sealed, self.footer = True, dict(footer)
+        self._reopen()
         self._system.crashpoint("seal.reopened")
 
     def read(self, chunk_ids: Sequence[int]) -> list[bytes | None]:
-        """Returns the chunks' bytes, None for one that is not here."""
-        with self._reading(b"chunks", buffers=True) as transaction:
+        """Returns the chunks' bytes, None for one that is not here.
+
+        Raises:
+          ChunkCorruptError: the pages that lead to one are damaged. StorageError: it cannot be read now, which may pass.
+        """
+        with self._reading(b"chunks", buffers=True, may_pass=True) as transaction:
             views = (transaction.get(KEY.pack(chunk_id)) for chunk_id in chunk_ids)
             return [None if view is None else bytes(view) for view in views]
 
@@ -196,13 +247,15 @@ class Segment:
         """Returns an episode's entry if it is here and intact."""
         with self._reading(b"episodes") as transaction:
             record = transaction.get(KEY.pack(episode_id))
-        return None if record is None else unpack_episode(record)
+        entry = None if record is None else unpack_episode(record)
+        return entry if entry is not None and entry.episode_id == episode_id else None
 
     def load_index(self) -> tuple[Array, int]:
         """Returns the index records and how many damaged ones were left out."""
-        index, damaged = unpack_index(self._values(b"index"))
+        values, misplaced = self._records(b"index")
+        index, damaged = unpack_index(values)
         self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
-        return index, damaged
+        return index, damaged + misplaced
 
     def sizes(self) -> tuple[Array, Array]:
         """Returns (chunk ids, stored bytes) by the index records; kept once they are asked for, so not for one that grows."""
@@ -223,7 +276,7 @@ class Segment:
           CapacityError: no space there. StorageError: any other failure.
         """
         target = directory / "data.mdb"
-        with self._pinned(), _translated(directory, self._system, target):
+        with self._inside(), _translated(directory, self._system, target):
             if self.sealed:
                 self._system.link(self.path / "data.mdb", target)
             else:
@@ -234,9 +287,10 @@ class Segment:
 
     def load_episodes(self) -> tuple[list[EpisodeEntry], int]:
         """Returns the episode entries and how many damaged ones were left out."""
-        entries = [unpack_episode(value) for value in self._values(b"episodes")]
+        values, misplaced = self._records(b"episodes")
+        entries = [unpack_episode(value) for value in values]
         good = [entry for entry in entries if entry is not None]
-        return good, len(entries) - len(good)
+        return good, len(entries) - len(good) + misplaced
 
     def load_sessions(self) -> tuple[dict[bytes, tuple[int, float]], int]:
         """Returns the marks of sessions, (last sequence, time) each, and how many damaged ones were left out."""
@@ -256,36 +310,34 @@ class Segment:
             found = cursor.set_range(KEY.pack(chunk_id + 1))
             return sum(steps_of(chunk) for chunk in cursor.iternext(keys=False)) if found else 0
 
-    def _values(self, name: bytes) -> list[bytes]:
+    def _records(self, name: bytes) -> tuple[list[bytes], int]:
+        """Returns the records that begin with their own key, and how many do not, or are not there though they are counted."""
         with self._reading(name) as transaction:
-            return list(transaction.cursor().iternext(keys=False))
+            found = [value for key, value in transaction.cursor().iternext() if value[:8] == key[::-1]]
+            return found, max(0, int(transaction.stat(self._databases[name])["entries"]) - len(found))
 
     @contextmanager
-    def _reading(self, name: bytes, *, buffers: bool = False) -> Iterator[Any]:
+    def _reading(self, name: bytes, *, buffers: bool = False, may_pass: bool = False) -> Iterator[Any]:
         """Yields a short read transaction on a database; what it gives as buffers must not leave it."""
         with (
-            self._pinned(),
-            _translated(self.path, self._system, reading=True),
+            self._inside(),
+            _translated(self.path, self._system, reading=True, may_pass=may_pass),
             self._environment.begin(db=self._databases[name], buffers=buffers) as transaction,
         ):
             yield transaction
 
     @contextmanager
-    def _pinned(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._closing)
-            self._pins += 1
-        try:
+    def _inside(self) -> Iterator[None]:
+        """Keeps the environment open; opens it if the last attempt to open it anew failed."""
+        if self._lost:
+            self._reopen(lost=True)
+        with self._pins.held():
             yield
-        finally:
-            with self._changed:
-                self._pins -= 1
-                self._changed.notify_all()
 
     def close(self) -> None:
         """Closes when no reader is inside."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pins == 0)
+        with self._pins.alone():
+            self._closed = True
             self._environment.close()
 
 
@@ -318,11 +370,13 @@ def _environment(path: Path, map_size: int, system: System, *, readonly: bool) -
 
 
 @contextmanager
-def _translated(path: Path, system: System, written: Path | None = None, *, reading: bool = False) -> Iterator[None]:
+def _translated(
+    path: Path, system: System, written: Path | None = None, *, reading: bool = False, may_pass: bool = False
+) -> Iterator[None]:
     """Turns failures of LMDB and of the file system into errors of this project.
 
     `written` is the file that is written to, if not the segment's own. `reading` tells what is damaged from what merely
-    failed. A write that fails says nothing of what is stored.
+    failed; `may_pass` takes what the disk does not give back for the latter. A write that fails says nothing of what is stored.
     """
     try:
         yield
@@ -334,5 +388,5 @@ def _translated(path: Path, system: System, written: Path | None = None, *, read
         if full or (broken and not reading and not system.can_grow(written or path / "data.mdb")):
             free = system.free_bytes(path)
             raise CapacityError(f"store {path}: the disk is full ({error}); free {free} bytes") from error
-        damaged = broken or isinstance(error, (*_DAMAGED, FileNotFoundError))
+        damaged = (broken and not may_pass) or isinstance(error, (*_DAMAGED, FileNotFoundError))
         raise (ChunkCorruptError if reading and damaged else StorageError)(f"store {path}: {error}") from error

@@ -4,8 +4,8 @@ The directories are the catalogue: a table exists if `tables/NAME/table.json` do
 place by a rename, everything goes by a rename to `trash/`; so a crash leaves nothing half-made, and start-up empties both.
 """
 
-import fcntl
 import json
+import logging
 import os
 import threading
 import uuid
@@ -13,11 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replaysvc.errors import FormatVersionError, StorageError, StoreLockedError
+from replaysvc.errors import ChunkCorruptError, FormatVersionError, StorageError
+from replaysvc.storage.descriptions import check_table, copy_of, find, mend, pack_table, unpack_format
+from replaysvc.storage.ownership import Ownership
 from replaysvc.storage.params import ParamsStore
 from replaysvc.storage.snapshot import DIRECTORIES, write_snapshot
+from replaysvc.storage.store_system import StoreSystem
 from replaysvc.storage.system import System, disk_error, refuse_remote
 from replaysvc.storage.table_store import TableStore
+
+log = logging.getLogger(__name__)
 
 _BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
 FIRST_FORMAT = 1  # of a store of which nothing was deleted: any release reads it
@@ -27,28 +32,38 @@ FORMAT = 2  # with lists of deleted episodes and compacted segments, which a rel
 class Store:
     """An open store. Making and deleting tables and putting parameters is for one thread at a time."""
 
-    def __init__(self, path: str | Path, *, system: System | None = None) -> None:
+    def __init__(self, path: str | Path, *, system: System | None = None, disk_reserve_bytes: int = 0) -> None:
         """Opens the store at `path`; makes one if the directory is absent or empty.
+
+        `disk_reserve_bytes`: appends are refused that would leave less free on the disk; 0: none are.
+
+        A table that cannot be read is moved to `quarantine/`, and named in `quarantined_tables` with the reason.
 
         Raises:
           StoreLockedError: another process has it. FormatVersionError: of a newer format. StorageError: no store, not
             writable, or on a network file system. Nothing in the directory was touched then.
         """
         self.path = Path(path).absolute()
-        self._system = system or System()
-        self._lock_handle = -1
         self._format: dict[str, Any] = {}
         self._format_lock = threading.Lock()
+        self._tables: dict[str, TableStore] = {}
+        self.quarantined_tables: dict[str, str] = {}
+        self._ownership: Ownership | None = None
         try:
-            self._claim()
+            self._ownership, written = self._claim(system or System())
+            self._system = StoreSystem(system or System(), self.path, self._ownership, disk_reserve_bytes)
             for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("tmp", "trash"):
                 for leftover in (self.path / name).iterdir():
-                    self._system.remove_tree(leftover)
-            self._system.fsync_directory(self.path)
+                    self._remove_leftover(leftover)
+            # what was renamed right before a process ended may be seen, and yet not be durable
+            for directory in (self.path, self.path / "tables", self.path / "params"):
+                self._system.fsync_directory(directory)
+            mend(self.path / "FORMAT", written, self.path / "tmp", self._system)
             self._params = ParamsStore(self.path / "params", self.path / "tmp", self._system)
-            self._tables = {path.name: self._open_table(path) for path in sorted((self.path / "tables").iterdir())}
+            for table in sorted((self.path / "tables").iterdir()):
+                self._take_table(table)
         except OSError as error:
             self._unlock()
             raise StorageError(f"store {self.path}: cannot be used: {error.strerror or error}") from error
@@ -56,15 +71,15 @@ class Store:
             self._unlock()
             raise
 
-    def _claim(self) -> None:
-        """Makes or checks the FORMAT file, and takes the lock."""
+    def _claim(self, system: System) -> tuple[Ownership, bytes]:
+        """Makes or checks the FORMAT file, and takes the lock; returns it, and what FORMAT says."""
         refuse_remote(self.path)
+        marker, written = self.path / "FORMAT", b""
         if self.path.exists():
             if not self.path.is_dir():
                 raise StorageError(f"store {self.path}: expected a directory, found a file")
-            marker = self.path / "FORMAT"
-            if marker.exists():
-                self._format = check_format(marker)
+            if marker.exists() or copy_of(marker).exists():
+                written, self._format = _read_format(marker)
             elif any(entry.name not in _BEFORE_FORMAT for entry in self.path.iterdir()):
                 raise StorageError(f"store {self.path}: expected a store or an empty directory, found other files")
             if not os.access(self.path, os.W_OK | os.X_OK):
@@ -73,20 +88,46 @@ class Store:
             made = [self.path, *(parent for parent in self.path.parents if not parent.exists())]
             self.path.mkdir(mode=0o700, parents=True)
             for path in made:
-                self._system.fsync_directory(path.parent)
-        self._lock_handle = os.open(self.path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                system.fsync_directory(path.parent)
+        ownership = Ownership(self.path)
         try:
-            fcntl.flock(self._lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreLockedError(f"store {self.path}: another process has it open") from None
-        self._system.crashpoint("store.locked")
-        marker = self.path / "FORMAT"
-        if not marker.exists():
+            system.crashpoint("store.locked")
+            if written or marker.exists():
+                written, self._format = _read_format(marker)  # again: another process may have had the store until now
+                return ownership, written
             self._format = {"format": FIRST_FORMAT, "min_reader": FIRST_FORMAT, "created_by": "replaysvc 0.1.0"}
             self._format["uuid"] = str(uuid.uuid4())
-            temporary = self.path / "FORMAT.tmp"
-            self._system.write_file(temporary, json.dumps(self._format).encode())
-            self._system.rename(temporary, marker)
+            written, temporary = json.dumps(self._format).encode(), self.path / "FORMAT.tmp"
+            system.write_file(temporary, written)
+            system.rename(temporary, marker)
+        except BaseException:
+            ownership.release()
+            raise
+        return ownership, written
+
+    def _remove_leftover(self, path: Path) -> None:
+        try:
+            self._system.remove_tree(path)
+        except OSError as error:  # it is of no use, and in nobody's way
+            log.error("%s could not be removed: %s", path, error)
+
+    def _take_table(self, path: Path) -> None:
+        """Opens a table, or moves it to `quarantine/` if it cannot be known what is in it, or what was deleted of it."""
+        if not path.is_dir():
+            log.error("%s is no table, and is left alone", path)
+            return
+        try:
+            check_table(path, self.path / "tmp", self._system)
+        except ChunkCorruptError as error:
+            target = self.path / "quarantine" / f"{path.name}-table"
+            while target.exists():
+                target = target.with_name(f"{target.name}-again")
+            log.error("table %s cannot be used and is moved to %s: %s", path.name, target, error)
+            self.quarantined_tables[path.name] = str(error)
+            self._system.rename(path, target)
+            return
+        self._system.fsync_directory(path)
+        self._tables[path.name] = self._open_table(path)
 
     def _open_table(self, path: Path) -> TableStore:
         scratch, trash, quarantine = (self.path / name for name in ("tmp", "trash", "quarantine"))
@@ -102,11 +143,18 @@ class Store:
             if int(self._format["min_reader"]) >= FORMAT:
                 return
             content = self._format | {"format": max(FORMAT, int(self._format["format"])), "min_reader": FORMAT}
-            self._system.write_file(temporary, json.dumps(content).encode())
+            written = json.dumps(content).encode()
+            self._system.write_file(temporary, written)
             self._system.crashpoint("format.written")
             self._system.rename(temporary, marker)
             self._system.crashpoint("format.renamed")
             self._format = content
+            mend(marker, written, self.path / "tmp", self._system)
+
+    @property
+    def fault(self) -> str:
+        """Returns why nothing may be written any more until the service restarts, "" if it may."""
+        return self._system.fault
 
     def tables(self) -> dict[str, TableStore]:
         """Returns the tables by name."""
@@ -124,7 +172,8 @@ class Store:
             if build.exists():
                 self._system.remove_tree(build)
             build.mkdir(mode=0o700)
-            self._system.write_file(build / "table.json", json.dumps(content).encode())
+            for file in (build / "table.json", copy_of(build / "table.json")):
+                self._system.write_file(file, pack_table(content))
             self._system.fsync_directory(build)
             self._system.crashpoint("table.built")
             self._system.rename(build, target)
@@ -183,17 +232,22 @@ class Store:
         self._unlock()
 
     def _unlock(self) -> None:
-        if self._lock_handle >= 0:
-            os.close(self._lock_handle)
-            self._lock_handle = -1
+        if self._ownership is not None:
+            self._ownership.release()
 
 
 def check_format(marker: Path) -> dict[str, Any]:
+    """Returns what a store's FORMAT says, or its copy. Raises StorageError, FormatVersionError."""
+    return _read_format(marker)[1]
+
+
+def _read_format(marker: Path) -> tuple[bytes, dict[str, Any]]:
     try:
-        content = json.loads(marker.read_bytes())
-        version, min_reader = int(content["format"]), int(content["min_reader"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = find(marker, unpack_format)
+    except OSError as error:
         raise StorageError(f"store {marker.parent}: its FORMAT file cannot be read: {error}") from error
-    if min_reader > FORMAT:
-        raise FormatVersionError(f"store {marker.parent}: expected format version {FORMAT}, found {version}")
-    return dict(content)
+    if found is None:
+        raise StorageError(f"store {marker.parent}: expected a FORMAT or a FORMAT.bak that can be read, found none")
+    if int(found[1]["min_reader"]) > FORMAT:
+        raise FormatVersionError(f"store {marker.parent}: expected format version {FORMAT}, found {found[1]['format']}")
+    return found

@@ -2,6 +2,7 @@
 tests can set the first, fail the second, and be ended at the third."""
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -9,16 +10,21 @@ from pathlib import Path
 
 from replaysvc.errors import CapacityError, ReplayError, StorageError
 
+log = logging.getLogger(__name__)
+
 CRASH_POINTS = (
-    "store.locked", "segment.built", "segment.renamed", "append.before_commit", "append.after_commit", "seal.before_footer",
-    "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built", "table.renamed",
-    "table.deleted", "params.written", "params.renamed", "state.written", "state.renamed", "deletion.written",
+    "store.locked", "copy.renamed", "segment.built", "segment.renamed", "append.before_commit", "append.after_commit",
+    "seal.before_footer", "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built",
+    "table.renamed", "table.deleted", "params.written", "params.renamed", "state.written", "state.renamed", "deletion.written",
     "deletion.renamed", "deletion.copied", "format.written", "format.renamed", "compact.built", "compact.renamed",
-    "snapshot.begun", "snapshot.built", "snapshot.renamed", "restore.begun", "restore.built", "restore.renamed",
+    "quarantine.copied", "quarantine.written", "quarantine.noted", "snapshot.begun", "snapshot.built", "snapshot.renamed",
+    "restore.begun", "restore.built", "restore.renamed",
 )  # fmt: skip
 """The places at which a process may end, in the words of FORMAT.md's crash table."""
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+GONE = errno.ESTALE  # of a write into a directory that is not the store's any more
+DAMAGED = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EISDIR, errno.ENOTDIR)  # of a read: trying again gives no more
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)  # here a copy does what a link would
 _REMOTE = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "glusterfs", "afs")
 
@@ -36,6 +42,14 @@ class System:
 
     def crashpoint(self, name: str) -> None:
         """Does nothing; a test's subclass ends the process, or the test, here."""
+
+    @property
+    def fault(self) -> str:
+        """Returns why nothing may be written any more, "" if it may."""
+        return ""
+
+    def admit(self, size: int) -> None:
+        """Raises CapacityError or StorageError if `size` bytes must not be appended now. A store has its own view of that."""
 
     def fsync_directory(self, path: Path) -> None:
         """Makes the entries of a directory durable."""
@@ -130,7 +144,10 @@ def disk_error(path: Path, error: OSError) -> ReplayError:
 
 
 def refuse_remote(path: Path) -> None:
-    """Raises StorageError if `path` lies on a network file system, on which LMDB's locks and maps do not hold."""
+    """Raises StorageError if `path` lies on a network file system, on which LMDB's locks and maps do not hold.
+
+    Warns of an overlay: what is written there is lost with the container.
+    """
     where = path.resolve()
     best, kind = "", ""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -140,3 +157,5 @@ def refuse_remote(path: Path) -> None:
             best, kind = mount, tail.split()[0]
     if kind.startswith(_REMOTE):
         raise StorageError(f"store {path}: expected a local file system, found {kind} at {best}; LMDB is not safe there")
+    if kind == "overlay":
+        log.warning("store %s lies on the overlay file system of a container, and goes with it; give it a volume", path)

@@ -1,16 +1,19 @@
 """The store that is damaged, and the look that tells whether what it then says is still true."""
 
+import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from replaysvc import FieldSpec, Fifo, Prioritized, Sequences, Signature, StoreConfig, TableConfig, Uniform
 from replaysvc.errors import NotReadyError, ReplayError
 from replaysvc.replay import EmbeddedTable, Replay
+from replaysvc.storage import System
 from tests.builders import flat
 
 CONFIG = StoreConfig(
@@ -51,21 +54,36 @@ def write(table: EmbeddedTable, signature: Signature, seed: int, length: int, ac
             )  # fmt: skip
 
 
+class _Clock(System):
+    """A clock that stands."""
+
+    def time(self) -> float:
+        return 1_700_000_000.0
+
+
 def build(root: Path) -> None:
     """Makes `root/0`, `root/1` and so on: the same store at three ages, each closed, without files of a running process.
 
-    The last has deleted episodes, a compacted segment, priorities, a queue that was drawn from, and parameters.
+    The last has deleted episodes, a compacted segment, priorities, a queue that was drawn from, and parameters. All of it is
+    the same each time, names that are drawn by chance included.
     """
-    path = root / "store"
+    with mock.patch("os.urandom", random.Random(0).randbytes):
+        _build(root, root / "store")
+
+
+def _build(root: Path, path: Path) -> None:
     for stage in range(STAGES):
-        with Replay(path, CONFIG) as replay:
+        # nothing is committed but by `flush`, so that commits do not depend on the time
+        with Replay(path, replace(CONFIG, commit_interval_s=10.0), system=_Clock(), rng=np.random.default_rng(stage)) as replay:
             for name, (signature, length, steps) in TABLES.items():
                 samplers = {"uniform": Uniform(), "prioritized": Prioritized(), "queue": Fifo()}
                 config = TableConfig(chunk_steps=steps, segment_bytes=1 << 20, samplers=samplers, capacity_steps=900)
                 table = replay.create_table(name, signature, config, exist_ok=True)
                 first = sum(_EPISODES[name][:stage])
                 for seed in range(first, first + _EPISODES[name][stage]):
-                    write(table, signature, seed, length)
+                    # the very first chunk is committed at once, whatever the interval, so it comes alone
+                    alone = seed == first and name == "large"
+                    write(table, signature, seed, steps if alone else length)
                 positions = np.arange(0, 30, 2)
                 table.update_priorities(positions, positions + 1.0 + stage)
                 table.sample(4, sampler="queue")

@@ -57,6 +57,16 @@ def test_every_kind_of_damage_and_every_operation_is_met(root, tmp_path):
     assert met == {*KINDS, *OPERATIONS}
 
 
+def test_store_is_the_same_each_time_so_that_a_case_can_be_seen_again(root, tmp_path):
+    build(tmp_path)
+    for stage in map(str, range(STAGES)):
+        files = [file.relative_to(root / stage) for file in (root / stage).rglob("*") if file.is_file()]
+        assert files
+        assert [(tmp_path / stage / file).read_bytes() for file in files] == [
+            (root / stage / file).read_bytes() for file in files
+        ]
+
+
 def test_same_seed_makes_the_same_damage_and_leaves_the_original_alone(root, tmp_path):
     subject = Subject(root)
     before = {path: (subject.original / path).read_bytes() for path in subject.files}

@@ -9,7 +9,7 @@ from tests.torture.report import Report
 
 def test_good_clients_hardly_notice_hostile_ones_of_every_kind(tmp_path):
     report = Report("hostile", 0)
-    run(Plan(seconds=8.0, scale=0.25), tmp_path, report)
+    run(Plan(seconds=6.0, scale=0.25), tmp_path, report)
     assert report.violations == []
     assert report.counts["appends beside hostile clients"] > 0
     assert report.counts["samples beside hostile clients"] > 0
@@ -22,7 +22,7 @@ def test_good_clients_hardly_notice_hostile_ones_of_every_kind(tmp_path):
 def test_absence_of_the_guards_is_noticed(tmp_path):
     """Calls without a body, on 32 connections, take all workers of a server that lets them."""
     report = Report("hostile", 0)
-    run(Plan(seconds=8.0, scale=4.0, kinds=("without_body",), unguarded=True), tmp_path, report)
+    run(Plan(seconds=6.0, scale=4.0, kinds=("without_body",), unguarded=True), tmp_path, report)
     assert any(violation.startswith("sample: ") for violation in report.violations)
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from replay_client import TableConfig
-from tests.torture.many_clients import Plan, Watched, check_clients, check_learners, check_server, check_stored, run
+from tests.torture.many_clients import run
+from tests.torture.many_clients_checks import Plan, Watched, check_clients, check_learners, check_server, check_stored
 from tests.torture.many_clients_roles import SIGNATURE, TABLE, ClientCount, LearnerCount
 from tests.torture.report import Report
 

@@ -94,6 +94,7 @@ def look_at_sparse(table, known):
     for name in table.state_names():
         assert table.read_state(name) in (b"%d" % known.state, b"%d" % (known.state + 1))
     assert known.state < 0 or table.state_names() == ["one", "other"]
+    assert loaded.damaged.tolist() in ([], [7])
     return stop
 
 
@@ -109,6 +110,7 @@ def live_sparse(store, known):
     known.episode_deleted = True
     table.reclaim(np.array([2, 6, 7]))
     known.reclaimed = True
+    table.quarantine_chunk(7, "a test")
 
 
 def live(path, known, system):
@@ -169,6 +171,7 @@ def test_life_of_a_store_comes_to_every_crash_point(seen):
     assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (3, 1, 3)
     assert (seen["state.written"], seen["state.renamed"], seen["deletion.copied"]) == (2, 4, 1)
     assert (seen["format.renamed"], seen["compact.renamed"], seen["snapshot.renamed"]) == (1, 1, 1)
+    assert (seen["copy.renamed"], seen["quarantine.copied"], seen["quarantine.noted"]) == (2, 1, 1)
     assert seen["restore.renamed"] == 1
 
 
@@ -192,7 +195,10 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
                 "seg-00000000000000000000.1",
                 "seg-00000000000000000006",
             ]
-            assert [list((place / name).iterdir()) for name in ("tmp", "trash", "quarantine")] == [[], [], []]
+            assert [list((place / name).iterdir()) for name in ("tmp", "trash")] == [[], []]
+            copies = [file.name for file in (place / "quarantine").iterdir()]
+            assert copies == ([f"sparse-chunk-{7:020d}"] if place == path else [])
+            assert store.tables()["sparse"].quarantined_chunks == 1
             store.close()
         left = {file.name for file in tmp_path.iterdir()} - {path.name, copy_of(path).name, restored_of(path).name}
         assert all(name.startswith((f"{copy_of(path).name}.tmp-", f"{restored_of(path).name}.tmp-", "store")) for name in left)

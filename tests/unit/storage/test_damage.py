@@ -215,7 +215,7 @@ def test_ids_of_a_lost_newest_segment_are_never_given_out_again(path, damage):
     damage(segments(path)[2])
     store, table, loaded = reopen(path)
     skipped = (SMALL_SEGMENT + ROOM) // 256
-    assert (table.quarantined_segments, table.segment_count) == (1, 2)
+    assert (table.quarantined_segments, table.segment_count) == (1, 3)  # one of the next ids is made at once
     assert loaded.index["chunk_id"].tolist() == list(range(6))
     assert (loaded.next_chunk_id, loaded.next_position, loaded.next_episode_id) == (6 + LOST, 24 + LOST, 2 + skipped)
     records = index(0, 1)
@@ -246,7 +246,7 @@ def test_store_of_which_every_segment_is_lost_still_opens_and_takes_data(path):
     store.close()
     truncated(100)(segments(path)[0])
     store, table, loaded = reopen(path)
-    assert (len(loaded.index), loaded.next_chunk_id, table.segment_count) == (0, LOST, 0)
+    assert (len(loaded.index), loaded.next_chunk_id, table.segment_count) == (0, LOST, 1)
     records = index(0, 1)
     records["chunk_id"] = LOST
     table.append(records, [chunk(0)], [], {SESSION: 0})

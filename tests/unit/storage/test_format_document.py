@@ -10,7 +10,7 @@ import pytest
 
 import replaysvc.storage
 from replaysvc.codec import header
-from replaysvc.storage import CRASH_POINTS, deletions, params, records, state
+from replaysvc.storage import CRASH_POINTS, deletions, params, quarantine, records, reserve, state
 from replaysvc.storage.compaction import BATCH_BYTES
 from replaysvc.storage.segment import MAX_BATCH_BYTES, ROOM
 from replaysvc.storage.store import FIRST_FORMAT, FORMAT
@@ -112,8 +112,9 @@ def test_chunk_by_hand_is_the_golden_one():
 
 def test_files_keys_and_databases_are_those_that_a_store_has(tmp_path):
     path = tmp_path / "store"
-    store, opened = make_table(path)
+    store, opened = make_table(path, disk_reserve_bytes=1 << 20)
     append_each(opened, 0, 4)
+    opened.quarantine_chunk(1, "a test")
     store.put_params("policy", 1, b"data")
     opened.write_state("name", b"data")
     opened.delete_episodes([1])
@@ -121,13 +122,19 @@ def test_files_keys_and_databases_are_those_that_a_store_has(tmp_path):
     files = {entry.name for entry in (path / "tables" / "t").iterdir()}
     assert {re.sub(r"seg-\d{20}", "seg-ID", name) for name in files} == {
         "table.json",
+        "table.json.bak",
+        "damaged",
         "deleted",
         "deleted.bak",
         "state",
         "seg-ID",
     }
-    for name in ("table.json ", "deleted ", "deleted.bak ", "state/NAME ", "seg-ID/ ", "seg-ID.N/ "):
+    for name in (
+        "table.json ", "table.json.bak ", "damaged ", "deleted ", "deleted.bak ", "state/NAME ", "seg-ID/ ", "seg-ID.N/ ",
+        "TABLE-seg-ID ", "TABLE-chunk-ID ", "TABLE-table ",
+    ):  # fmt: skip
         assert f"\n    {name}" in DOCUMENT
+    assert [file.name for file in (path / "quarantine").iterdir()] == ["t-chunk-00000000000000000001"]
     assert {row[0] for row in table("### FORMAT")} == set(json.loads((path / "FORMAT").read_bytes()))
     assert {row[0] for row in table("### table.json")} == set(json.loads((path / "tables" / "t" / "table.json").read_bytes()))
     for entry in path.iterdir():
@@ -160,8 +167,12 @@ def test_numbers_in_the_text_are_those_of_the_code():
     assert f"up to {header.MAX_METADATA_BYTES}" in DOCUMENT
     assert params.MAGIC.decode() in DOCUMENT
     assert {name: meaning for _, _, _, name, meaning in table("## A small file")}["magic"] == (
-        f"`{deletions.MAGIC.decode()}` deleted episodes, `{state.STATE_MAGIC.decode()}` state"
+        f"`{deletions.MAGIC.decode()}` deleted episodes, `{state.STATE_MAGIC.decode()}` state,"
+        f" `{quarantine.MAGIC.decode()}` damaged chunks"
     )
+    assert f"at most {quarantine.MOST_COPIES} and {quarantine.MOST_COPIED_BYTES >> 20} MiB of a table" in DOCUMENT
+    assert f"at most {quarantine.MOST_LISTED}. They" in DOCUMENT
+    assert f"{reserve.MOST_BYTES >> 20} MiB, or\n  a 32nd" in DOCUMENT
     assert f"{BATCH_BYTES >> 20} MiB\n  a transaction" in DOCUMENT
     assert (FIRST_FORMAT, FORMAT, state.VERSION) == (1, 2, 1)
     assert DOCUMENT.startswith(f"# The bytes on disk, format versions {FIRST_FORMAT} and {FORMAT}\n")

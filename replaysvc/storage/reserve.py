@@ -1,0 +1,68 @@
+"""What a store keeps of the disk for itself: room that no append may take, and a file that gives way to a small write."""
+
+import logging
+import threading
+from pathlib import Path
+
+from replaysvc.errors import CapacityError
+from replaysvc.storage.system import System
+
+log = logging.getLogger(__name__)
+
+NAME = "RESERVE"
+MOST_BYTES = 8 << 20
+_SHARE = 32  # of the reserve, the file is this part
+
+
+class Reserve:
+    """Bytes that stay free for what a store must note whatever happens: deletions, descriptions, states. Thread-safe.
+
+    The file system may be filled by others, too; then the file RESERVE has a part of them, which a small write is given.
+    """
+
+    def __init__(self, path: Path, wanted_bytes: int, system: System) -> None:
+        """`wanted_bytes`: to be left free by appends; 0: none, and no file is kept."""
+        self._path, self._file, self._system = path, path / NAME, system
+        self._wanted, self._size = wanted_bytes, min(MOST_BYTES, wanted_bytes // _SHARE)
+        self._lock = threading.Lock()
+        self._held = self._told = False
+        if self._size:
+            self._take()
+        else:
+            self._file.unlink(missing_ok=True)
+
+    def admit(self, size: int) -> None:
+        """Makes the file again, if it was given up and there is room. Raises CapacityError: `size` bytes more are too many."""
+        if not self._wanted:
+            return
+        free = self._system.free_bytes(self._path)
+        if free < self._wanted + size:
+            raise CapacityError(
+                f"store {self._path}: the disk is full: expected {self._wanted + size} bytes free to append {size}"
+                f" (disk_reserve_bytes={self._wanted}), found {free}"
+            )
+        if not self._held and self._size and free >= self._wanted + size + self._size:
+            self._take()
+
+    def give_up(self) -> bool:
+        """Gives the file's room to whoever found the disk full; returns whether there was any."""
+        with self._lock:
+            if not self._held:
+                return False
+            self._file.unlink(missing_ok=True)
+            self._held = False
+        log.warning("store %s: the disk is full; %s is given up for what must be noted", self._path, self._file)
+        return True
+
+    def _take(self) -> None:
+        with self._lock:
+            try:
+                if self._file.exists() and self._file.stat().st_size != self._size:
+                    self._file.unlink()
+                self._system.reserve(self._file, self._size)
+                self._held, self._told = True, False
+            except OSError as error:
+                self._file.unlink(missing_ok=True)
+                if not self._told:
+                    log.warning("store %s: no room for %s: %s", self._path, self._file, error)
+                self._told = True
