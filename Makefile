@@ -57,10 +57,14 @@ bench: $(DEV)
 	@$(BIN)/python tests/bench/kinds.py
 	@$(BIN)/python tests/bench/hindsight.py
 
-# What `make test` does in small, for longer: real rollouts, the server killed and every column compared, again and again.
+# What `make test` does in small, for as long as it takes (some three hours), one after the other; each says what it found, and
+# the last line writes that into the README.
+TORTURE := kills "kills --points" powerloss io_faults corruption fuzz full_disk "network --count 3" hostile many_clients chaos_demo guards
 torture: $(DEV)
 	@$(BIN)/python tests/real_data.py --episodes 20 --kills 20
 	@$(BIN)/python -m pytest tests/engine/test_model.py --hypothesis-profile=torture --timeout=3600
+	@for each in $(TORTURE); do $(BIN)/python -m tests.torture.$$each || exit 1; done
+	@$(BIN)/python -m tests.torture.promises
 
 clean:
 	rm -rf $(VENV) $(PROTOC) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -57,7 +57,7 @@ class Replay:
             threading.Lock()
         )  # held by whoever makes, deletes or copies; before `_lock`, which is not held for long
         self._lock = threading.Lock()
-        self._store = Store(path, system=self._system)
+        self._store = Store(path, system=self._system, disk_reserve_bytes=self.config.disk_reserve_bytes)
         self._committer = Committer(self.config, monotonic=self._system.monotonic)
         self._ticker = Ticker()
         self._looked_at = self._system.monotonic()

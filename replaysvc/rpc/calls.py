@@ -71,6 +71,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             Kind(kind): ThreadPoolExecutor(count, thread_name_prefix=f"replaysvc-{kind}")
             for kind, count in admission.limits.workers.items()
         }
+        self._made: dict[str, Any] = {}
 
     def close(self) -> None:
         """Ends the workers that have nothing to do; to be called when no more calls come."""
@@ -81,10 +82,12 @@ class CallInterceptor(grpc.ServerInterceptor):
         method = details.method
         if not method.startswith(_OURS) and method != _HEALTH:
             return continuation(details)
-        handler = continuation(details)
-        if handler is None or (handler.request_streaming and handler.response_streaming):
-            return handler
-        return self._around(handler, _METHODS.get(method.rpartition("/")[2], Method()))
+        if (made := self._made.get(method)) is None:  # methods do not change while a server lives
+            handler = continuation(details)
+            if handler is None or (handler.request_streaming and handler.response_streaming):
+                return handler
+            made = self._made[method] = self._around(handler, _METHODS.get(method.rpartition("/")[2], Method()))
+        return made
 
     def _around(self, handler: Any, method: Method) -> Any:
         parse: Callable[[bytes], Any] = handler.request_deserializer

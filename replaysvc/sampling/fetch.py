@@ -20,7 +20,11 @@ class Fetched(NamedTuple):
 
 
 def fetch(store: TableStore, decoder: ChunkDecoder, rows: Sequence[int], chunk_ids: Array, checksums: Array) -> Fetched:
-    """Reads and decodes the chunks of `rows`: all of them, or none if one is removed or damaged."""
+    """Reads and decodes the chunks of `rows`: all of them, or none if one is removed or damaged.
+
+    Raises:
+      StorageError: one cannot be read now, which says nothing of what is stored.
+    """
     data = store.read(chunk_ids)
     present = [chunk for chunk in data if chunk is not None]
     try:

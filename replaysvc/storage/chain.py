@@ -100,9 +100,13 @@ class Chain:
                 return entry
         return None
 
+    def count_before(self, chunk_id: int) -> int:
+        """Returns how many segments hold only chunks before `chunk_id`."""
+        return max(0, int(np.searchsorted(self._first_ids, chunk_id, side="right")) - 1)
+
     def remove_before(self, chunk_id: int) -> int:
         """Removes the segments that hold only chunks before `chunk_id`. Returns how many."""
-        count = max(0, int(np.searchsorted(self._first_ids, chunk_id, side="right")) - 1)
+        count = self.count_before(chunk_id)
         self.replace(self.segments[:count], [])
         return count
 

@@ -15,6 +15,7 @@ from replaysvc.errors import CapacityError, ChunkCorruptError, ReplayError, Stor
 from replaysvc.storage.chain import Chain
 from replaysvc.storage.compaction import Plan, build_compacted, make_plan
 from replaysvc.storage.deletions import COPIES, Deletions
+from replaysvc.storage.quarantine import LIST, Quarantine
 from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS, EpisodeEntry
 from replaysvc.storage.segment import FORMAT, NO_EPISODE, ROOM, Segment
 from replaysvc.storage.state import StateFiles, write_state_files
@@ -34,7 +35,7 @@ _ENDED = 3  # flags of a chunk that ends its episode
 class LoadedTable:
     """All that start-up needs to know of a table: index records (oldest first), episodes, sessions, and the next ids.
 
-    Nothing of deleted episodes is in `index` and `episodes`.
+    Nothing of deleted episodes is in `index` and `episodes`. `damaged` are ids of chunks in `index` that cannot be read.
     """
 
     index: Array
@@ -44,6 +45,7 @@ class LoadedTable:
     next_position: int
     next_episode_id: int
     deleted: Array
+    damaged: Array
 
 
 class TableStore:
@@ -71,6 +73,7 @@ class TableStore:
         self._in_active: set[int] = set()  # open episodes whose entry the active segment holds
         self._sessions: dict[bytes, tuple[int, float]] = {}  # in order of their last use
         self._states = StateFiles(path, scratch, system)
+        self._damaged = Quarantine(path, quarantine, scratch, system)
         self._deletions = Deletions(path, scratch, system, raise_format)
         self._raise_format = raise_format
         self._loaded = False
@@ -87,6 +90,24 @@ class TableStore:
     def disk_bytes(self) -> int:
         """Returns the bytes that the table's files take."""
         return self._chain.disk_bytes
+
+    @property
+    def fault(self) -> str:
+        """Returns why no append can succeed until the service restarts, "" if one may."""
+        return self._system.fault or self._chain.fault
+
+    @property
+    def quarantined_chunks(self) -> int:
+        """Returns how many chunks are known to be damaged."""
+        return self._damaged.count
+
+    def quarantine_chunk(self, chunk_id: int, reason: str) -> None:
+        """Notes, durably, that a chunk is damaged, and keeps a copy of what can be read of it. Thread-safe, does not raise."""
+        try:
+            (data,) = self._chain.read(np.array([chunk_id], np.int64))
+        except StorageError:
+            data = None
+        self._damaged.add(chunk_id, data, reason, oldest=self._chain.oldest_chunk_id)
 
     def load(self) -> LoadedTable:
         """Opens all segments and returns what their index, episode and session records say; reads no chunk.
@@ -136,6 +157,7 @@ class TableStore:
         return LoadedTable(
             index, [episodes[number] for number in sorted(episodes)], {key: mark[0] for key, mark in self._sessions.items()},
             self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"], deleted,
+            self._damaged.load(),
         )  # fmt: skip
 
     def _find_segments(self) -> list[list[Path]]:
@@ -214,6 +236,7 @@ class TableStore:
         Raises:
           CapacityError: the disk is full; may succeed later. StorageError: any other failure.
         """
+        self._system.admit(sum(map(len, chunks)))
         now = self._system.time()
         marks = {session_id: (sequence, now) for session_id, sequence in sessions.items()}
         segment = self._active()
@@ -273,6 +296,10 @@ class TableStore:
     def read_episode_entry(self, episode_id: int) -> EpisodeEntry | None:
         """Returns an episode's entry: from the segment in which it began, or a later one if that was removed."""
         return self._chain.read_episode_entry(episode_id)
+
+    def count_before(self, chunk_id: int) -> int:
+        """Returns how many segments `remove_before` would remove."""
+        return self._chain.count_before(chunk_id)
 
     def remove_before(self, chunk_id: int) -> int:
         """Removes the segments that hold only chunks before `chunk_id`; the disk space returns. Returns how many."""
@@ -355,7 +382,7 @@ class TableStore:
         if not self._loaded:
             raise StorageError(f"table {self.name}: expected it to be loaded before it is copied")
         target.mkdir(mode=0o700)
-        for name in ("table.json", *COPIES):
+        for name in ("table.json", *COPIES, LIST):
             if (self._path / name).exists():
                 self._system.copy(self._path / name, target / name)
         for segment in self._chain.segments:

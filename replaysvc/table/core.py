@@ -10,7 +10,7 @@ from replaysvc.cache import Cache
 from replaysvc.codec import ChunkDecoder, DecodedChunk
 from replaysvc.config import TableConfig
 from replaysvc.errors import ReplayError
-from replaysvc.index.table_index import TableIndex
+from replaysvc.index.table_index import DELETED, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
@@ -52,6 +52,11 @@ class Core:
     starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     closed: ReplayError | None = None
+
+    @property
+    def has_holes(self) -> bool:
+        """Returns whether steps were taken out of the middle, here or before the table was opened."""
+        return bool(len(self.holes)) or bool((self.index.chunks["flags"] & DELETED).any())
 
     def check_open(self) -> None:
         """Raises why the table is closed, if it is."""

@@ -116,10 +116,17 @@ def saved_number(store: TableStore, name: str) -> int:
         return 0
 
 
-def saved_holes(store: TableStore) -> Array:
-    """Returns int64 [n, 2], the ranges of positions that capacity had taken out of the middle when state was saved last."""
+def saved_holes(store: TableStore, head: int) -> Array:
+    """Returns int64 [n, 2], the ranges of positions that capacity had taken out of the middle when state was saved last.
+
+    Below `head`, which is the next position. What is no such list hides nothing.
+    """
     found = _read(store, _HOLES, np.int64) if _HOLES in store.state_names() else None
-    return np.empty((0, 2), np.int64) if found is None or found[1].size % 2 else found[1].reshape(-1, 2)
+    bounds = np.empty(0, np.int64) if found is None else found[1]
+    if bounds.size % 2 or (bounds.size and (bounds[0] < 0 or bounds[-1] > head or (np.diff(bounds) < 0).any())):
+        log.error("table %s: saved state %s is no list of ranges, and is left out", store.name, _HOLES)
+        bounds = bounds[:0]
+    return bounds.reshape(-1, 2)
 
 
 def without_holes(index: Array, holes: Array) -> Array:

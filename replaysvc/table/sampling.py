@@ -13,7 +13,7 @@ from replaysvc.cache import Cache
 from replaysvc.checks import check_number
 from replaysvc.codec import DecodedChunk
 from replaysvc.config import MAX_LARGE_BYTES
-from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
+from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError, StorageError, UnavailableError
 from replaysvc.layout import layout_of
 from replaysvc.requests import Transitions, Window
 from replaysvc.sampling.fetch import fetch
@@ -52,6 +52,7 @@ class Sampling:
 
         Raises:
           NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
+          UnavailableError: steps that were drawn cannot be read now, and no other ones were drawn in their place.
           InvalidRequestError: unknown sampler, batch size out of range, a seed for a queue, a request that does not fit.
         """
         core = self._core
@@ -71,6 +72,7 @@ class Sampling:
                 f"seed: expected none for the queue {sampler}, which draws nothing by chance, found {seed}"
             )
         deadline = time.monotonic() + timeout_s
+        unreadable: StorageError | None = None
         for _ in range(_DRAW_ATTEMPTS):
             with core.changed:
                 self._wait_ready(batch_size, what, sampler, deadline)
@@ -81,12 +83,18 @@ class Sampling:
                     core.changed.notify_all()
             if plan is None:
                 continue
-            columns = self._gather(plan)
+            try:
+                columns = self._gather(plan)
+            except StorageError as error:  # of a read: it says nothing of what is stored, and may pass
+                log.warning("table %s: chunks cannot be read now: %s", core.name, error)
+                columns, unreadable = None, error
             if columns is not None:
                 return columns
             with core.changed:
                 core.limiter.count_sample(-batch_size)
                 core.samplers.give_back(sampler, what, plan.drawn.positions)
+        if unreadable is not None:
+            raise UnavailableError(f"table {core.name}: steps cannot be read now ({unreadable})") from unreadable
         raise NotReadyError(
             f"table {core.name}: no {batch_size} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
         )
@@ -220,12 +228,12 @@ class Sampling:
             ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
         found = fetch(core.store, core.decoder, missing, ids, checksums)
         with core.changed:
-            for row, chunk_id, reason in found.bad:
-                if core.mark_dead(row):
-                    core.counts["corrupt"] += 1
-                    log.error("table %s: chunk %d cannot be read and is left out from now on: %s", core.name, chunk_id, reason)
+            damaged = [(chunk_id, reason) for row, chunk_id, reason in found.bad if core.mark_dead(row)]
+            core.counts["corrupt"] += len(damaged)
             fetched |= found.chunks
             for row, chunk in found.chunks.items():
                 if row >= core.index.chunks.base and core.index.uncached(np.array([row])):  # it may be removed meanwhile
                     core.cache_chunk(Cache.FAULTED, row, chunk)
+        for chunk_id, reason in damaged:  # not what was removed meanwhile
+            core.store.quarantine_chunk(chunk_id, reason)
         return bool(found.chunks)

@@ -75,7 +75,7 @@ class Table:
         self._store, self._committer, self._clock = store, committer, system.time
         self._changed = threading.Condition(threading.Lock())
         loaded = store.load()
-        holes = sampler_state.saved_holes(store)
+        holes = sampler_state.saved_holes(store, loaded.next_position)
         tail = min(sampler_state.saved_number(store, "tail"), loaded.next_position)
         records = sampler_state.without_holes(loaded.index, holes)
         records = records[records["position"] + records["n_steps"] > tail]
@@ -96,6 +96,8 @@ class Table:
             {(entry.session_id, entry.episode_key): entry.episode_id for entry in loaded.episodes if entry.episode_id in lost},
             max(sampler_state.saved_number(store, "ends"), *(end + 1 for end in lost.values()), 0), holes,
         )  # fmt: skip
+        for at in np.flatnonzero(np.isin(index.chunks["chunk_id"], loaded.damaged)).tolist():
+            self._core.mark_dead(at + index.chunks.base)
         self._initial = InitialPriorities(self.signature, config)
         self._sessions: OrderedDict[bytes, int] = OrderedDict(loaded.sessions)
         self._next_chunk_id = loaded.next_chunk_id
@@ -104,6 +106,7 @@ class Table:
         self.draw, self.update_priorities = sampling.draw, sampling.update_priorities
         self.delete_episodes, self.set_limiter = self._upkeep.delete_episodes, self._upkeep.set_limiter
         self.save_state, self.whole_state = self._upkeep.save_state, self._upkeep.whole_state
+        self.note_damage = self._upkeep.note_damage
         self.compact, self.end_lost, self.excuse_leases = self._upkeep.compact, self._endings.end_lost, self._endings.excuse
         self._upkeep.remove_excess()
 
@@ -291,6 +294,8 @@ class Table:
             return TableStats(
                 name=self.name, steps=index.live_steps, episodes=index.episode_count, chunks=len(index.chunks),
                 segments=segments, first_position=index.tail, next_position=index.head,
+                quarantined_chunks=self._store.quarantined_chunks, quarantined_segments=self._store.quarantined_segments,
+                fault=self._store.fault,
                 stored_bytes=index.stored_bytes, disk_bytes=disk,
                 raw_bytes=index.live_steps * self.signature.raw_step_bytes,
                 appended_steps_total=index.head, removed_steps_total=index.tail,

@@ -1,5 +1,6 @@
 """What goes and what is remembered: capacity, deletion, the disk space of both, and the state of samplers and limiter."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from replaysvc.errors import InvalidRequestError, ReplayError
 from replaysvc.index.episode_records import forget_lost
 from replaysvc.index.table_index import DELETED
 from replaysvc.limiter import check_chunk
-from replaysvc.options import Limiter
+from replaysvc.options import Limiter, Remover
 from replaysvc.sampling.drawing import BLOCK
 from replaysvc.table import sampler_state
 from replaysvc.table.committer import Committer
@@ -17,6 +18,8 @@ from replaysvc.table.core import Core
 from replaysvc.table.removal import remove_episodes, remove_excess
 from replaysvc.types import Array
 from replaysvc.writer import choose_chunk_steps
+
+log = logging.getLogger(__name__)
 
 _IDLE_EPISODE_S = 3600.0  # an open episode whose steps are all removed is given up when its writer was silent for so long
 _RECLAIM_SHARE = 4  # the disk is looked through for space when a segment's share of bytes was removed
@@ -42,8 +45,7 @@ class Upkeep:
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
             core.changed.notify_all()
-        if kept is not None:
-            core.store.remove_before(kept)
+        self._give_back(kept)
         self._reclaim()
 
     def _reclaim(self, *, at_once: bool = False) -> None:
@@ -53,9 +55,33 @@ class Upkeep:
             chunks = core.index.chunks
             if not at_once and self._holes * _RECLAIM_SHARE < core.config.full_segment_bytes:
                 return
-            self._holes = 0
             live = chunks["chunk_id"][(chunks["flags"] & DELETED) == 0]
-        core.store.reclaim(live)
+        if self._note_removed():
+            self._holes = 0
+            core.store.reclaim(live)
+
+    def _give_back(self, kept: int | None) -> None:
+        """Removes the segments that hold only chunks before `kept`."""
+        store = self._core.store
+        if kept is not None and store.count_before(kept) and self._note_removed():
+            store.remove_before(kept)
+
+    def _note_removed(self) -> bool:
+        """Saves what was removed, before any of it leaves the disk: else, of an episode that was removed whole, a restart
+        would find those chunks again that still lie in other segments. Returns whether that is so."""
+        core = self._core
+        if core.config.remover is Remover.OLDEST_STEPS and core.config.capacity_episodes is None and not core.has_holes:
+            return True  # steps go one by one, and a restart removes those anew that come back
+        try:
+            with core.state_lock:
+                with core.changed:
+                    state = sampler_state.take(core)
+                core.store.write_states(state.pack())
+                self._saved = state.main
+        except ReplayError as error:
+            log.error("table %s: no space is given back, since what was removed cannot be noted: %s", core.name, error)
+            return False
+        return True
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
@@ -97,8 +123,7 @@ class Upkeep:
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
             core.changed.notify_all()
-        if kept is not None:
-            core.store.remove_before(kept)
+        self._give_back(kept)
         self._reclaim(at_once=True)
         return len(ids)
 
@@ -115,7 +140,20 @@ class Upkeep:
             core.check_open()
             chunks = core.index.chunks
             live = chunks["chunk_id"][(chunks["flags"] & DELETED) == 0]
-        return core.store.reclaim(live)
+        return core.store.reclaim(live) if self._note_removed() else 0
+
+    def note_damage(self, chunk_id: int, reason: str) -> None:
+        """Leaves a chunk out from now on that somebody found to be damaged."""
+        core = self._core
+        with core.changed:
+            core.check_open()
+            chunks = core.index.chunks
+            at = int(np.searchsorted(chunks["chunk_id"], chunk_id))
+            if at == len(chunks) or chunks["chunk_id"][at] != chunk_id or not core.mark_dead(at + chunks.base):
+                return  # removed meanwhile, or known already
+            core.counts["corrupt"] += 1
+            core.changed.notify_all()
+        core.store.quarantine_chunk(chunk_id, reason)
 
     def _forget_removed_episodes(self) -> None:
         """Drops what is known of episodes of which no step is left, unless a writer may still go on with them."""

@@ -285,6 +285,11 @@ def test_brackets_within_texts_are_no_nesting(raw, replay):
         replay.table("t")
 
 
+def test_description_too_long_is_refused_unread(raw):
+    with pytest.raises(SpecMismatchError, match="signature_json: expected at most 524288 characters, found 600000"):
+        raw.call("CreateTable", pb.CreateTableRequest(name="t", signature_json=" " * 600_000))
+
+
 def test_limiter_json_too_long_is_refused(raw, table):
     with pytest.raises(InvalidRequestError, match="at most"):
         raw.call("SetLimiter", pb.SetLimiterRequest(table="t", limiter_json=" " * 60_000 + "[" * 40))

@@ -77,7 +77,9 @@ def _build(root: Path, path: Path) -> None:
         with Replay(path, replace(CONFIG, commit_interval_s=10.0), system=_Clock(), rng=np.random.default_rng(stage)) as replay:
             for name, (signature, length, steps) in TABLES.items():
                 samplers = {"uniform": Uniform(), "prioritized": Prioritized(), "queue": Fifo()}
-                config = TableConfig(chunk_steps=steps, segment_bytes=1 << 20, samplers=samplers, capacity_steps=900)
+                config = TableConfig(
+                    chunk_steps=steps, segment_bytes=1 << 20, flush_interval_s=3600, samplers=samplers, capacity_steps=900
+                )
                 table = replay.create_table(name, signature, config, exist_ok=True)
                 first = sum(_EPISODES[name][:stage])
                 for seed in range(first, first + _EPISODES[name][stage]):

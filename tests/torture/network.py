@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+import replay_client
 from replaysvc.errors import ReplayError, SequenceError
 from tests.service.raw import Raw
 from tests.torture import kills
@@ -25,7 +26,7 @@ from tests.torture.oracle import Findings, Log
 from tests.torture.report import progress_bar
 from tests.torture.stage import Stage, begin, chunks_of_one_actor, finish, on_stage
 
-_LEASE_S = 2.0
+_LEASE_S = 3.0
 _FEW = 3000  # steps, of a table from which what an actor stored is soon gone
 _YEAR_S = 365.25 * 86_400
 
@@ -177,17 +178,24 @@ def two_senders(directory: Path, report: Findings, *, rounds: int = 200, broken:
 # -- T12: pauses and clocks -------------------------------------------------------------------------------------------
 
 
-def server_paused(directory: Path, report: Findings, *, pause_s: float = 6.0) -> None:
-    """The service stands still for longer than a lease: nobody counts as gone for that, since it could hear of nobody."""
+def server_paused(directory: Path, report: Findings, *, pause_s: float = 8.0) -> None:
+    """The service stands still for longer than a lease: nobody counts as gone for that, since it could hear of nobody.
+
+    What actors said meanwhile comes late, too: else the service would hear of them before it looks at the leases.
+    """
     with on_stage(directory, report, "paused service") as stage:
         stage.make(lease_s=_LEASE_S)
         stage.cast(leaves=0.0)
-        with contextlib.ExitStack() as stack:
-            writers = [stack.enter_context(stage.table.writer(actor=f"idle-{number}")) for number in range(3)]
+        with replay_client.connect(stage.proxy.address) as client, contextlib.ExitStack() as stack:
+            table = client.table("keep")
+            writers = [stack.enter_context(table.writer(actor=f"idle-{number}")) for number in range(3)]
             rows = [begin(stage, writer, 50 + number) for number, writer in enumerate(writers)]
+            stage.proxy.freeze()
             stage.served.send(signal.SIGSTOP)
             time.sleep(pause_s)
             stage.served.send(signal.SIGCONT)
+            time.sleep(_LEASE_S / 3)
+            stage.proxy.thaw()
             time.sleep(2 * _LEASE_S)
             lost = stage.table.stats().lost_actor_episodes_total
             report.expect(lost == 0, f"paused service: {lost} episodes of actors that live were ended")
@@ -196,7 +204,7 @@ def server_paused(directory: Path, report: Findings, *, pause_s: float = 6.0) ->
         report.add("episodes that outlived a pause of the service", len(writers))
 
 
-def actor_paused(directory: Path, report: Findings, *, pause_s: float = 6.0) -> None:
+def actor_paused(directory: Path, report: Findings, *, pause_s: float = 8.0) -> None:
     """An actor stands still for longer than its lease: its episode is ended, and it learns of that when it comes back."""
     with on_stage(directory, report, "paused actor") as stage:
         stage.make(lease_s=_LEASE_S)

@@ -1,14 +1,15 @@
 """The service ended at each of the store's crash points while it is used: at its first visit there, its second, its last.
 
 One session of a client comes to every point. The server is started again as soon as it is gone, and the client is to notice
-nothing. What was acknowledged is then looked for by the oracle of kills.py. Points that no service comes to belong to tools,
-which are ended there, too. The list is the store's own: a new point is a violation until something here comes to it.
+nothing. What was acknowledged is then looked for by the oracle of kills.py. Points that no such session comes to
+are those of tools, which are ended there, and of damage, for which a chunk is damaged. The list is the store's own: a new point is a violation until something here comes to it.
 """
 
 import json
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ import numpy as np
 import replay_client
 from replay_client import Prioritized, TableConfig, Uniform
 from replaysvc.config import StoreConfig
-from replaysvc.errors import AlreadyExistsError
+from replaysvc.errors import AlreadyExistsError, ChunkCorruptError, NotFoundError
 from replaysvc.replay import Replay
 from replaysvc.storage import CRASH_POINTS
 from replaysvc.storage.restore import restore
-from tests.torture.cast import PATIENT, Numbers, params_of, write_episode
+from tests.torture.cast import PATIENT, Numbers, params_of, steps_of, write_episode
 from tests.torture.crash_server import CrashingSystem
-from tests.torture.oracle import SIGNATURE, Findings, Keeps, Log, Oracle, check_table
+from tests.torture.oracle import SIGNATURE, Findings, Keeps, Log, Oracle, check_table, rows_of
 from tests.torture.report import progress_bar
 from tests.torture.zygote import Served, Zygote
 
@@ -46,7 +47,7 @@ def drive_points(directory: Path, report: Findings, *, visits: int, points: tupl
         play = _Play(zygote, directory / "whole", report)
         play.run()
         whole = play.seen
-        tools = {name for name in points if name.startswith("restore.")}
+        tools = {name for name in points if name.startswith(("restore.", "quarantine."))}
         for name in points:
             driven = whole[name] > 0 or name in tools
             report.expect(driven, f"crash point {name}: nothing in tests/torture/points.py comes to it")
@@ -62,7 +63,10 @@ def drive_points(directory: Path, report: Findings, *, visits: int, points: tupl
                 _end_at(zygote, directory / f"{name}-{visit}", report, name, visit)
                 advance(1, name)
             for name in sorted(tools):
-                _end_restore_at(zygote, directory, directory / "whole" / "snapshots" / "copy", report, name, play.oracle)
+                if name.startswith("quarantine."):
+                    _end_at_damage(zygote, directory / name, report, name)
+                else:
+                    _end_restore_at(zygote, directory, directory / "whole" / "snapshots" / "copy", report, name, play.oracle)
                 advance(1, name)
 
 
@@ -231,6 +235,64 @@ class _Play:
                 replay.table("keep"), self.oracle, self._report, Keeps.ALL, where=f"{self._where}, snapshot", rng=rng, read=0.1,
                 acked={},
             )  # fmt: skip
+
+
+def _end_at_damage(zygote: Zygote, directory: Path, report: Findings, point: str) -> None:
+    """Ends the service while it sets a damaged chunk aside: what is whole stays, what is damaged is never given out."""
+    directory.mkdir()
+    served = Served(zygote, directory / "store", settings=_SETTINGS)
+    served.restart()
+    with replay_client.connect(served.address, config=PATIENT) as client:
+        table = client.create_table("keep", SIGNATURE, TableConfig(chunk_steps=25))
+        with table.writer() as writer:
+            for episode in range(3):
+                rows = rows_of(0, episode, np.arange(51), 0)
+                writer.begin(rows[0])
+                for t, (action, reward, after) in enumerate(steps_of(rows)):
+                    writer.append(action, reward, after, terminated=t == 49)
+        served.end(signal.SIGTERM)
+        _damage(directory / "store", episode_id=1)
+        served.start(point=point, visit=1)
+        died = threading.Thread(target=_revive, args=(served, report, point))
+        died.start()
+        for _ in range(2):
+            try:
+                table.read_episode(1)
+                report.expect(False, f"{point}: a damaged episode was read")
+            except (ChunkCorruptError, NotFoundError):
+                report.add("damaged chunks refused")
+        died.join()
+        for episode in (0, 2):
+            whole = np.array_equal(table.read_episode(episode)["observation"], rows_of(0, episode, np.arange(51), 0))
+            report.expect(whole, f"{point}: episode {episode} is not what was written")
+        report.expect(
+            table.stats().quarantined_chunks == 1, f"{point}: {table.stats().quarantined_chunks} chunks are set aside"
+        )
+    served.end(signal.SIGTERM)
+    copies = os.listdir(directory / "store" / "quarantine")
+    report.expect(len(copies) == 1, f"{point}: the quarantine holds {copies}")
+    report.add("ends at a crash point")
+
+
+def _damage(store: Path, *, episode_id: int) -> None:
+    """Flips a bit of the first chunk of an episode, on the disk."""
+    with Replay(store, _SMALL) as replay:
+        chunk = next(iter(replay.engine("keep").episode_chunks(episode_id, 0, None)))[0]
+    for path in (store / "tables" / "keep").glob("seg-*/data.mdb"):
+        data = bytearray(path.read_bytes())
+        at = data.find(chunk)
+        if at >= 0:
+            data[at + len(chunk) // 2] ^= 1
+            path.write_bytes(data)
+
+
+def _revive(served: Served, report: Findings, point: str) -> None:
+    """Waits for the service to end at its point, and starts it again."""
+    deadline = time.monotonic() + 30
+    while (status := served.poll()) is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if report.expect(status == -signal.SIGKILL, f"{point}: the service did not come to it, status {status}"):
+        served.restart()
 
 
 def restore_until(*, source: str, target: str, point: str) -> None:

@@ -19,10 +19,10 @@ def root(tmp_path_factory):
 
 
 def test_no_damage_brings_out_a_wrong_byte_or_a_deleted_episode_or_ends_the_process():
-    report = run(150, 11, workers=2)
+    report = run(100, 11, workers=2)
     assert report.violations == []
-    assert sum(report.counts[outcome] for outcome in ("harmless", "detected", "unnoticed")) == 150
-    assert report.counts["detected"] > 50
+    assert sum(report.counts[outcome] for outcome in ("harmless", "detected", "unnoticed")) == 100
+    assert report.counts["detected"] > 40
 
 
 def test_without_checksums_wrong_bytes_are_found():
@@ -62,9 +62,8 @@ def test_store_is_the_same_each_time_so_that_a_case_can_be_seen_again(root, tmp_
     for stage in map(str, range(STAGES)):
         files = [file.relative_to(root / stage) for file in (root / stage).rglob("*") if file.is_file()]
         assert files
-        assert [(tmp_path / stage / file).read_bytes() for file in files] == [
-            (root / stage / file).read_bytes() for file in files
-        ]
+        differing = [file for file in files if (tmp_path / stage / file).read_bytes() != (root / stage / file).read_bytes()]
+        assert differing == []
 
 
 def test_same_seed_makes_the_same_damage_and_leaves_the_original_alone(root, tmp_path):

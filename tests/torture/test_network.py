@@ -17,7 +17,7 @@ from tests.torture.proxy import Proxy
 SMALL = {
     "killed_under_load": {"restarts": 2}, "stopped_under_load": {"restarts": 2}, "lost_answers": {"cuts": 6},
     "cut_connections": {"cuts": 8}, "frozen": {"seconds": (2.0,)}, "slow_link": {"seconds": 0.5},
-    "two_senders": {"rounds": 60}, "server_paused": {"pause_s": 4.0}, "actor_paused": {"pause_s": 4.0}, "clock_jumps": {},
+    "two_senders": {"rounds": 60}, "server_paused": {"pause_s": 5.0}, "actor_paused": {"pause_s": 6.0}, "clock_jumps": {},
 }  # fmt: skip
 
 
