@@ -85,7 +85,13 @@ def check_table(path: Path, scratch: Path, system: System) -> None:
     Raises:
       ChunkCorruptError: both copies are, or both lists of its deleted episodes. OSError: something cannot be read now.
     """
-    found = find(path / "table.json", unpack_table)
+
+    def unpack(content: bytes) -> dict[str, Any] | None:
+        """That of another table says nothing of this one."""
+        values = unpack_table(content)
+        return values if values is not None and values["name"] == path.name else None
+
+    found = find(path / "table.json", unpack)
     if found is None:
         raise ChunkCorruptError(
             f"table {path.name}: expected its description in table.json or table.json.bak, found none whole"

@@ -2,6 +2,7 @@
 
 import logging
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from replaysvc.codec import checksum
@@ -50,7 +51,12 @@ class ParamsStore:
             raise AlreadyExistsError(f"params {name}: expected a version above {stored}, found {version}")
         temporary = self._scratch / f"params-{name}"
         head = HEADER.pack(MAGIC, version, len(data), 0)[: -CHECKSUM.size]
-        self._system.write_file(temporary, head + CHECKSUM.pack(checksum(head, data)) + data)
+        try:
+            self._system.write_file(temporary, head + CHECKSUM.pack(checksum(head, data)) + data)
+        except OSError:
+            with suppress(OSError):  # on a full disk, what there is of it is in the way
+                temporary.unlink()
+            raise
         self._system.crashpoint("params.written")
         self._system.rename(temporary, self._path / name)
         self._system.crashpoint("params.renamed")

@@ -44,10 +44,10 @@ class Reserve:
         if not self._held and self._size and free >= self._wanted + size + self._size:
             self._take()
 
-    def give_up(self) -> bool:
-        """Gives the file's room to whoever found the disk full; returns whether there was any."""
+    def give_up(self, size: int) -> bool:
+        """Gives the file's room to whoever found the disk full; returns whether there was any, enough for `size` bytes."""
         with self._lock:
-            if not self._held:
+            if not self._held or 2 * size > self._size:  # a large set of parameters must not use up what deletions need
                 return False
             self._file.unlink(missing_ok=True)
             self._held = False

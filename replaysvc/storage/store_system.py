@@ -27,7 +27,7 @@ class StoreSystem(System):
         self._ownership.check()
         self._reserve.admit(size)
 
-    def _write(self, path: Path, action: Callable[[], None]) -> None:
+    def _write(self, path: Path, action: Callable[[], None], size: int = 0) -> None:
         if self._path not in path.parents:  # a snapshot's
             action()
             return
@@ -38,7 +38,7 @@ class StoreSystem(System):
         try:
             action()
         except OSError as error:
-            if error.errno not in DISK_FULL or not self._reserve.give_up():
+            if error.errno not in DISK_FULL or not self._reserve.give_up(size):
                 raise
             action()
 
@@ -52,7 +52,7 @@ class StoreSystem(System):
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Writes a whole file, durably but for its directory entry."""
-        self._write(path, lambda: self._inner.write_file(path, data))
+        self._write(path, lambda: self._inner.write_file(path, data), len(data))
 
     def remove_tree(self, path: Path) -> None:
         """Removes a directory with all in it, or a file."""

@@ -24,16 +24,15 @@ from replaysvc.errors import (
     LimitedError,
     NotFoundError,
     ReplayError,
-    SpecMismatchError,
     StorageError,
     WaitTimeoutError,
 )
 from replaysvc.index.episode_records import end_lost, episode_chunk_rows, list_episodes, parse_metadata
 from replaysvc.index.table_index import TableIndex
-from replaysvc.limiter import LimiterState, check_chunk
-from replaysvc.options import LostActor, Prioritized
+from replaysvc.limiter import LimiterState
+from replaysvc.options import LostActor
 from replaysvc.sampling.drawing import Samplers
-from replaysvc.spec import FieldSpec, Signature
+from replaysvc.spec import Signature
 from replaysvc.storage import System, TableStore
 from replaysvc.table import sampler_state
 from replaysvc.table.committer import Committer
@@ -54,7 +53,6 @@ from replaysvc.table.staging import (
 )
 from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, EpisodeRecord, TableStats
-from replaysvc.writer import choose_chunk_steps
 
 log = logging.getLogger(__name__)
 
@@ -380,24 +378,3 @@ class Table:
         with self._changed:
             self._core.closed = reason
             self._changed.notify_all()
-
-
-def check_table(signature: Signature, config: TableConfig) -> None:
-    """Checks what a table's configuration asks of its signature.
-
-    Raises:
-      InvalidRequestError: initial priorities from an extra that there is not, or a limiter that lets no chunk in.
-    """
-    for name, sampler in config.samplers.items():
-        if isinstance(sampler, Prioritized) and sampler.initial_priority is not None:
-            tree = signature.extras.get(sampler.initial_priority)
-            if not isinstance(tree, FieldSpec) or tree.shape or tree.dtype.kind != "f":
-                floats = [
-                    extra for extra, leaf in signature.extras.items() if isinstance(leaf, FieldSpec) and leaf.dtype.kind == "f"
-                ]
-                raise SpecMismatchError(
-                    f"samplers.{name}.initial_priority",
-                    f"a scalar float extra, such as {floats}",
-                    repr(sampler.initial_priority),
-                )
-    check_chunk(config.limiter, choose_chunk_steps(signature, config))

@@ -52,7 +52,8 @@ def test_batch_in_parts_is_the_batch_in_one_piece(mixed, monkeypatch, what):
     before = mixed.stats()
     assert_same(in_parts(monkeypatch, mixed, 33, what, sampler="prioritized", seed=4), whole)
     after = mixed.stats()
-    assert (after.sampled_items_total, after.sample_calls_total) == (before.sampled_items_total + 33, before.sample_calls_total + 1)
+    assert after.sampled_items_total == before.sampled_items_total + 33
+    assert after.sample_calls_total == before.sample_calls_total + 1
 
 
 def test_hindsight_in_parts_is_hindsight_in_one_piece(replay, monkeypatch):

@@ -1,5 +1,6 @@
 """What a store is after it was closed, or left by a dead process, and opened again."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from replaysvc import FieldSpec, Signature, StoreConfig, TableConfig, Transition
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError, StorageError
 from replaysvc.replay import Replay
 from replaysvc.storage import System
+from replaysvc.storage.descriptions import pack_table
 from tests.builders import SCALARS, write_episode, write_episodes
 
 SMALL = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)
@@ -283,7 +285,9 @@ def test_store_that_cannot_be_loaded_is_given_free_again(tmp_path):
         replay.create_table("strange", SCALARS)
     description = tmp_path / "s" / "tables" / "strange" / "table.json"
     whole = description.read_text()
-    description.write_text(whole.replace('"capacity_steps"', '"capacity_of_a_later_release"'))
+    values = json.loads(whole.replace('"capacity_steps"', '"capacity_of_a_later_release"'))
+    del values["checksum"]
+    description.write_bytes(pack_table(values))
     with pytest.raises(InvalidRequestError, match="capacity_of_a_later_release"):
         Replay(tmp_path / "s")
     description.write_text(whole)

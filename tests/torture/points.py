@@ -1,8 +1,9 @@
 """The service ended at each of the store's crash points while it is used: at its first visit there, its second, its last.
 
 One session of a client comes to every point. The server is started again as soon as it is gone, and the client is to notice
-nothing. What was acknowledged is then looked for by the oracle of kills.py. Points that no such session comes to
-are those of tools, which are ended there, and of damage, for which a chunk is damaged. The list is the store's own: a new point is a violation until something here comes to it.
+nothing. What was acknowledged is then looked for by the oracle of kills.py. Points that no such session
+comes to are those of tools, which are ended there, and of damage, for which a chunk is damaged. The list is the store's own: a
+new point is a violation until something here comes to it.
 """
 
 import json
@@ -17,15 +18,15 @@ from typing import Any
 import numpy as np
 
 import replay_client
-from replay_client import Prioritized, TableConfig, Uniform
+from replay_client import Prioritized, TableConfig, Transitions, Uniform
 from replaysvc.config import StoreConfig
-from replaysvc.errors import AlreadyExistsError, ChunkCorruptError, NotFoundError
+from replaysvc.errors import AlreadyExistsError
 from replaysvc.replay import Replay
 from replaysvc.storage import CRASH_POINTS
 from replaysvc.storage.restore import restore
 from tests.torture.cast import PATIENT, Numbers, params_of, steps_of, write_episode
 from tests.torture.crash_server import CrashingSystem
-from tests.torture.oracle import SIGNATURE, Findings, Keeps, Log, Oracle, check_table, rows_of
+from tests.torture.oracle import SIGNATURE, BatchCheck, Findings, Keeps, Log, Oracle, check_table, rows_of
 from tests.torture.report import progress_bar
 from tests.torture.zygote import Served, Zygote
 
@@ -187,6 +188,11 @@ class _Play:
             client.delete_table("side")
             log.write(kind="table", table="side", gone=True)
             self._write(keep, 3, 10)
+            for more in range(4, 8):  # what was about to happen when the service ended need not come again by itself
+                if not self._every or {"compact.built", "compact.renamed"} <= set(self.ended_at):
+                    break
+                self._write(keep, more, 40)
+                self._delete(keep, log, range(35))
 
     def _write(self, table: Any, actor: int, episodes: int) -> None:
         """Writes episodes as an actor of the cast does."""
@@ -255,12 +261,9 @@ def _end_at_damage(zygote: Zygote, directory: Path, report: Findings, point: str
         served.start(point=point, visit=1)
         died = threading.Thread(target=_revive, args=(served, report, point))
         died.start()
-        for _ in range(2):
-            try:
-                table.read_episode(1)
-                report.expect(False, f"{point}: a damaged episode was read")
-            except (ChunkCorruptError, NotFoundError):
-                report.add("damaged chunks refused")
+        check, deadline = BatchCheck(report), time.monotonic() + 30
+        while not table.stats().quarantined_chunks and time.monotonic() < deadline:
+            check.transitions(table.sample(64, Transitions(gamma=0.99)), 1, 0.99)
         died.join()
         for episode in (0, 2):
             whole = np.array_equal(table.read_episode(episode)["observation"], rows_of(0, episode, np.arange(51), 0))

@@ -14,7 +14,7 @@ from typing import Any
 import lmdb
 
 from replaysvc import StoreConfig, TableConfig
-from replaysvc.errors import ReplayError
+from replaysvc.errors import NotFoundError, ReplayError
 from replaysvc.options import Limiter
 from replaysvc.replay import EmbeddedTable, Replay
 from replaysvc.storage import System
@@ -143,7 +143,10 @@ class Life:
 
     def _put_params(self) -> None:
         name = self._chance.choice(("policy", "target"))
-        found = self._replay.get_params(name) if name in self._facts.asked_params else None
+        try:
+            found = self._replay.get_params(name)
+        except NotFoundError:
+            found = None
         version = (found.version if found else -1) + self._chance.randint(1, 3)
         self._note("params", done=False, name=name, version=version)
         self._replay.put_params(name, weights(version), version=version)
