@@ -50,9 +50,14 @@ class Reserve:
             if not self._held or 2 * size > self._size:  # a large set of parameters must not use up what deletions need
                 return False
             self._file.unlink(missing_ok=True)
-            self._held = False
+            self._held, self._told = False, True
         log.warning("store %s: the disk is full; %s is given up for what must be noted", self._path, self._file)
         return True
+
+    def take_again(self) -> None:
+        """Makes the file anew if it was given up and there is room: what needed it may have replaced an older file."""
+        if self._size and not self._held:
+            self._take()
 
     def _take(self) -> None:
         with self._lock:

@@ -45,10 +45,12 @@ class StoreSystem(System):
     def rename(self, source: Path, target: Path) -> None:
         """Renames, and makes both directories durable."""
         self._write(target, lambda: self._inner.rename(source, target))
+        self._reserve.take_again()
 
     def replace(self, source: Path, target: Path) -> None:
         """Renames; durable once the target's directory is."""
         self._write(target, lambda: self._inner.replace(source, target))
+        self._reserve.take_again()
 
     def write_file(self, path: Path, data: bytes) -> None:
         """Writes a whole file, durably but for its directory entry."""
@@ -57,6 +59,7 @@ class StoreSystem(System):
     def remove_tree(self, path: Path) -> None:
         """Removes a directory with all in it, or a file."""
         self._write(path, lambda: self._inner.remove_tree(path))
+        self._reserve.take_again()
 
     def reserve(self, path: Path, size: int) -> None:
         """Makes sure that the first `size` bytes of a file, made if absent, have their place on the disk."""

@@ -108,6 +108,7 @@ class _Play:
         self.oracle = Oracle(directory / "oracle")
         self.seen: Counter[str] = Counter()  # of a session in which the service did not end
         self.hit = False
+        self._gone: set[int] = set()  # episodes that were deleted before the snapshot
         self._known = directory / "known"  # the points at which the service ended, with `every`
         self._known.touch()
 
@@ -215,6 +216,7 @@ class _Play:
         log.write(kind="deleted", table=table.name, ids=ids)
 
     def _snapshot(self, client: Any) -> None:
+        self._gone = set(self.oracle.refresh().deleted["keep"])
         try:
             client.snapshot("copy")
         except AlreadyExistsError:
@@ -237,10 +239,10 @@ class _Play:
             left = os.listdir(store / name)
             self._report.expect(not left, f"{self._where}: {name} holds {left}")
         with Replay(self._directory / "snapshots" / "copy", _SMALL) as replay:
-            check_table(
-                replay.table("keep"), self.oracle, self._report, Keeps.ALL, where=f"{self._where}, snapshot", rng=rng, read=0.1,
-                acked={},
-            )  # fmt: skip
+            where, table = f"{self._where}, snapshot", replay.table("keep")
+            check_table(table, self.oracle, self._report, Keeps.ALL, where=where, rng=rng, read=0.1, acked={}, earlier=True)
+            back = self._gone & {record.episode_id for record in table.episodes(limit=1000)}
+            self._report.expect(not back, f"{where}: episodes that were deleted before are in it: {sorted(back)[:5]}")
 
 
 def _end_at_damage(zygote: Zygote, directory: Path, report: Findings, point: str) -> None:

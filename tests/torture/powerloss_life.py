@@ -228,6 +228,8 @@ def main() -> None:
     shim.watch(directory, log, without_syncs=sabotage == "everything")
     if sabotage == FSYNC_FAILS and not last:
         shim.arm(Fault.FSYNC_EIO, chance.randint(1, 60))
+    elif not last and chance.random() < 0.5:
+        shim.arm(Fault.END, chance.randint(20, 300))
     names = ["sparse", ("all", "ring")[seed % 2]]
     try:
         Life(directory, names, facts, chance, shim, system).play(actions)

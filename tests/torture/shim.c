@@ -24,7 +24,7 @@
 
 enum { CREATE = 1, WRITE, RESIZE, SYNC, RENAME, LINK, UNLINK, MARK };          /* of records */
 enum { IS_DIRECTORY = 1, DURABLE = 2, FAILED = 4 };                                         /* flags of records */
-enum { NO_FAULT, ANY_EIO, ANY_ENOSPC, SHORT_WRITE, FSYNC_EIO, META_EIO };       /* kinds of faults */
+enum { NO_FAULT, ANY_EIO, ANY_ENOSPC, SHORT_WRITE, FSYNC_EIO, META_EIO, END }; /* kinds of faults */
 
 struct record {
     uint32_t kind, flags;
@@ -184,11 +184,13 @@ static int trouble(int call) {
     case SHORT_WRITE: error = is_write ? -1 : 0; break;
     case FSYNC_EIO: error = call == SYNC_CALL ? EIO : 0; break;
     case META_EIO: error = call == META_CALL ? EIO : 0; break;
+    case END: error = EIO; break;
     }
     if (!error) return 0;
     eligible++;
     if (eligible != fault_at && !(sticky && eligible > fault_at)) return 0;
     fired++;
+    if (fault == END && call != META_CALL) _exit(0);
     return error;
 }
 
@@ -221,7 +223,7 @@ static ssize_t do_write(int fd, const struct iovec *given, int parts, off_t offs
     for (int i = 0; i < parts; i++) size += data[i].iov_len;
     pthread_mutex_lock(&lock);
     int durable = is_durable(fd);
-    int error = trouble(durable ? META_CALL : WRITE_CALL), unsynced = error > 0 && fault == META_EIO;
+    int error = trouble(durable ? META_CALL : WRITE_CALL), unsynced = error > 0 && (fault == META_EIO || fault == END);
     if (error > 0 && !unsynced) {
         pthread_mutex_unlock(&lock);
         errno = error;
@@ -245,6 +247,7 @@ static ssize_t do_write(int fd, const struct iovec *given, int parts, off_t offs
         put((struct record){.kind = WRITE, .flags = flags, .inode = inode_behind(fd), .offset = offset}, NULL, NULL, data, parts,
             (size_t)done);
     }
+    if (unsynced && fault == END) _exit(0);
     if (unsynced) { /* as a disk does it that takes nothing: the page cache has the bytes, and the caller an error */
         errno = error;
         done = -1;

@@ -29,6 +29,7 @@ class Fault(IntEnum):
     SHORT_WRITE = 3  # a write takes half of its bytes
     FSYNC_EIO = 4  # fsync and fdatasync
     META_EIO = 5  # a write through a descriptor opened with O_DSYNC, LMDB's of its meta page: it is in the page cache only
+    END = 6  # the process ends before any call that changes files, or when a meta page is in the page cache only
 
 
 @cache

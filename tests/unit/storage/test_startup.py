@@ -36,11 +36,18 @@ def flipped(file):
     file.write_bytes(content[:at] + bytes([content[at] ^ 2]) + content[at + 1 :])
 
 
+def of_another_table(file):
+    """Whole, and in the wrong place."""
+    values = unpack_table(file.read_bytes())
+    file.write_bytes(pack_table(values | {"name": "other"}))
+
+
 DAMAGE = {
     "cut": lambda file: os.truncate(file, 20),
     "empty": lambda file: os.truncate(file, 0),
     "zeros": lambda file: file.write_bytes(bytes(200)),
     "flipped": flipped,
+    "of another table": of_another_table,
     "list": lambda file: file.write_bytes(b"[]"),
     "no text": lambda file: file.write_bytes(b"\xff\xfe{}"),
     "lacks a key": lambda file: file.write_bytes(b'{"name": "t", "uuid": "", "description": {}}'),

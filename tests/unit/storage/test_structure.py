@@ -10,8 +10,9 @@ import lmdb
 import pytest
 
 from replaysvc.errors import ChunkCorruptError
+from replaysvc.storage.records import pack_meta
 from replaysvc.storage.structure import check_structure
-from tests.store_builders import append, append_each, check, entry, index, make_table, reopen, segments
+from tests.store_builders import BIG, append, append_each, check, entry, index, make_table, reopen, segments
 from tests.unit.storage.test_damage import change, key_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -124,6 +125,36 @@ def test_tree_that_is_described_wrong_is_noticed(path, field, value):
         check_structure(file)
 
 
+def with_trees_of_one_page(path):
+    store, table = make_table(path)
+    append(table, 0, 3)
+    store.close()
+    return segments(path)[0] / "data.mdb"
+
+
+def page_of(file, name):
+    return struct.unpack_from("<Q", file.read_bytes(), root_of(file, name) + 40)[0]
+
+
+@pytest.mark.parametrize("kind", [0, 1, 4, 8, 0x22, 0x42])
+def test_page_of_another_kind_is_noticed(path, kind):
+    file = with_trees_of_one_page(path)
+    page = page_of(file, b"index")
+    poke(4096 * page + 10, kind.to_bytes(2, "little"))(file)
+    with pytest.raises(ChunkCorruptError, match=rf"page {page}: expected page {page} of kind 2, found {page} of {kind}"):
+        check_structure(file)
+
+
+def test_page_of_another_tree_is_noticed_though_it_says_that_it_is_this_one(path):
+    file = with_trees_of_one_page(path)
+    page, other = page_of(file, b"index"), page_of(file, b"meta")
+    strange = bytearray(file.read_bytes()[4096 * other : 4096 * other + 4096])
+    strange[:8] = page.to_bytes(8, "little")
+    poke(4096 * page, bytes(strange))(file)
+    with pytest.raises(ChunkCorruptError, match=f"page {page}: expected keys of 8 bytes, found others"):
+        check_structure(file)
+
+
 @pytest.mark.parametrize("size", [0, 100, 4096, 5000])
 def test_file_without_its_meta_pages_is_noticed(path, size):
     file = with_trees_of_two_levels(path)
@@ -167,7 +198,7 @@ from pathlib import Path
 import numpy as np
 from replaysvc.errors import ReplayError
 from replaysvc.storage import segment
-from tests.store_builders import append, chunk, open_store, segments
+from tests.store_builders import BIG, append, chunk, open_store, segments
 
 if sys.argv[2] == "unchecked":
     segment.check_structure = lambda file: None
@@ -242,6 +273,19 @@ def test_footer_in_the_place_of_the_description_is_damage(path):
     environment.close()
     store, table, loaded = reopen(path)
     assert (table.quarantined_segments, loaded.index["chunk_id"].tolist()) == (1, [3, 4])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"first_chunk_id": 3}, {"first_chunk_id": 3, "next_position": "x", "next_episode_id": 1}]
+)
+def test_footer_that_lacks_the_ids_is_damage_and_seals_all_the_same(path, content):
+    store, table = make_table(path)
+    append_each(table, 0, 5)
+    store.close()
+    change(segments(path)[0], b"meta", b"footer", lambda _: pack_meta(content))
+    store, table, loaded = reopen(path)
+    check(table, loaded, 5, size=BIG)
     store.close()
 
 
