@@ -132,7 +132,7 @@ class Inspection(Findings):
     def _look_at_table(self, path: Path) -> TableFound | None:
         place = f"tables/{path.name}"
         if not path.is_dir():
-            self.damage(place, "expected a table, found a file; the store does not open beside it", Remedy.MOVE)
+            self.damage(place, "expected a table, found a file, which the store leaves alone", Remedy.MOVE)
             return None
         described = self.described(path / "table.json", lambda content: _unpack_table(content, path.name))
         if described is None:

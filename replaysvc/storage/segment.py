@@ -85,6 +85,12 @@ class Segment:
         if not self.sealed:
             self._environment.close()
             self._open(readonly=False)
+            try:
+                with _translated(self.path, self._system):  # a meta page written as a process ended is perhaps only in RAM
+                    self._environment.sync(True)
+            except ReplayError:
+                self.close()
+                raise
 
     @staticmethod
     def create(

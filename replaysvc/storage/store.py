@@ -58,7 +58,7 @@ class Store:
                 for leftover in (self.path / name).iterdir():
                     self._remove_leftover(leftover)
             # what was renamed right before a process ended may be seen, and yet not be durable
-            for directory in (self.path, self.path / "tables", self.path / "params"):
+            for directory in (self.path, *(self.path / name for name in DIRECTORIES)):
                 self._system.fsync_directory(directory)
             mend(self.path / "FORMAT", written, self.path / "tmp", self._system)
             self._params = ParamsStore(self.path / "params", self.path / "tmp", self._system)

@@ -192,9 +192,13 @@ def test_older_epoch_is_refused_after_a_newer_one_has_written(door):
     table = make_table(door)
     with table.writer(actor="a", epoch=5) as writer:
         write_episode(writer, 1)
-    with pytest.raises(WriterFencedError, match="expected epoch 5 or a larger one, found 4"):
+
+    def write_late():
         with table.writer(actor="a", epoch=4) as late:
             write_episode(late, 1)
+
+    with pytest.raises(WriterFencedError, match="expected epoch 5 or a larger one, found 4"):
+        write_late()
     assert table.stats().episodes == 1
     with table.writer(actor="other", epoch=0) as writer:
         write_episode(writer, 1)

@@ -25,10 +25,15 @@ def test_full_buffer_is_told_at_once_and_takes_nothing_of_the_step(serve, connec
         writer.flush()
         server.stop(0)
         taken = 1
-        with pytest.raises(CapacityError, match=r"bytes are not acknowledged yet \(buffer_bytes=1048576, when_full=raise\)"):
+
+        def write_on():
+            nonlocal taken
             while True:
                 writer.append(taken, float(taken), noise(taken + 1))
                 taken += 1
+
+        with pytest.raises(CapacityError, match=r"bytes are not acknowledged yet \(buffer_bytes=1048576, when_full=raise\)"):
+            write_on()
         assert 15 < taken < 40
         serve(server.port)
         writer.flush(timeout_s=60)

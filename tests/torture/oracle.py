@@ -7,6 +7,7 @@ down, synced, what it is about to append (an intent) and what the service said i
 
 import itertools
 import json
+import re
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class Oracle:
 
     def refresh(self) -> "Oracle":
         """Takes in what was written down since."""
-        for path in sorted(self._directory.glob("*.log")):
+        for path in sorted(self._directory.glob("*.log"), key=_as_written):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 data = file.read()
@@ -142,7 +143,8 @@ class Oracle:
         elif kind == "deleted":
             self.deleted[table].update(line["ids"])
         elif kind == "params":
-            self.params[line["name"]][line["durable"]] = line["version"]
+            known = self.params[line["name"]]
+            known[line["durable"]] = max(known[line["durable"]], line["version"])
         elif kind == "table":
             self.gone[table] = line["gone"]
         elif kind == "snapshot":
@@ -151,6 +153,11 @@ class Oracle:
     def acked_of(self, table: str) -> dict[int, int]:
         """Returns {actor: steps acknowledged} as read last."""
         return {actor: written.acked for actor, written in self.written[table].items()}
+
+
+def _as_written(log: Path) -> list[int]:
+    """Returns what brings logs into the order of the lives that wrote them: the 9th comes before the 10th."""
+    return [int(number) for number in re.findall(r"\d+", log.name)]
 
 
 def check_table(

@@ -1,4 +1,4 @@
-"""The table of promises in the README, made of what the last long runs found: `python -m tests.torture.promises` writes it anew."""
+"""The README's table of promises, made of what the last long runs found: `python -m tests.torture.promises` writes it anew."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,75 +12,85 @@ BEGIN, END = "<!-- promises -->\n", "<!-- end of promises -->\n"
 _HEAD = ("promise", "how it is tested", "largest run so far, and its command")
 
 Counts = Mapping[str, int]
+Sentence = Callable[[Counts, Mapping[str, Any]], str]
 
 
 def _kills(c: Counts, r: Mapping[str, Any]) -> str:
-    return (
-        f"{c['kills']:,} kills at random moments, {c['steps written']:,} steps written, {c['sampled items checked']:,} sampled "
-        f"items checked, {c['duplicates that the server skipped']:,} chunks sent twice and stored once"
-    )
+    written, items, twice = (c[name] for name in ("steps written", "sampled items checked", "duplicates that the server skipped"))
+    return f"{c['kills']:,} kills, {written:,} steps written, {items:,} sampled items checked, {twice:,} chunks skipped as doubled"
 
 
 def _points(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['ends at a crash point']:,} ends at the crash points of FORMAT.md, each of them hit"
+    return f"{c['ends at a crash point']:,} ends at crash points, every point of FORMAT.md among them"
 
 
 def _powerloss(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['images']:,} images of disks that lost, tore or reordered what was not synced, {c['snapshots_opened']:,} snapshots in them"
+    return f"{c['images']:,} crash images, {c['snapshots_opened']:,} snapshots in them"
 
 
 def _io_faults(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['sessions']:,} sessions, in each of which another write, sync or rename failed"
+    sessions = sum(count for name, count in c.items() if name.endswith(": sessions"))
+    return f"{sessions:,} sessions, in each of which another call failed"
 
 
 def _corruption(c: Counts, r: Mapping[str, Any]) -> str:
-    found, total = c["detected"], sum(c.get(name, 0) for name in ("detected", "harmless", "unnoticed"))
-    return f"{total:,} damaged stores, {found:,} noticed, {total - found:,} without effect on what is given out"
+    total = sum(c.get(name, 0) for name in ("detected", "harmless", "unnoticed"))
+    return f"{total:,} damaged stores: {c['detected']:,} noticed, {c['harmless']:,} as before, {c.get('unnoticed', 0)} older"
 
 
 def _fuzz(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['inputs']:,} hostile chunks, records, frames, messages and requests"
+    return f"{c['inputs']:,} hostile chunks, records, frames, texts and requests"
 
 
 def _full_disk(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['times full']:,} times full, on tmpfs and ext4, {c['steps acknowledged']:,} steps acknowledged"
+    return f"{c['disk filled']:,} times full, {c['episodes acknowledged']:,} episodes acknowledged"
 
 
 def _many_clients(c: Counts, r: Mapping[str, Any]) -> str:
-    server, clients = r["server"], r["clients"]
+    server, rate = r["server"], r["clients"]
     return (
-        f"{c['clients']} writers and {c['learners']} learners for {r['seconds'] / 60:.0f} minutes: {c['acknowledged_steps']:,} steps, "
-        f"{clients['steps_per_s_min']:.1f} to {clients['steps_per_s_max']:.1f} steps/s each, server at most "
-        f"{server['anonymous_mib_max']:.0f} MiB of the {server['bound_mib']:,.0f} it said"
+        f"{c['clients']} writers, {c['learners']} learners, {r['seconds'] / 60:.0f} minutes: {c['acknowledged_steps']:,} steps, "
+        f"{rate['steps_per_s_min']:.1f} to {rate['steps_per_s_max']:.1f} steps/s each; {server['anonymous_mib_max']:.0f} of at "
+        f"most {server['bound_mib']:,.0f} MiB"
     )
 
 
 def _hostile(c: Counts, r: Mapping[str, Any]) -> str:
     memory = r["MiB of anonymous memory"]
-    return f"{r['seconds']:.0f} s of floods, garbage, slow and silent peers: at most {memory['most']} MiB of the {memory['bound']:,} it said"
+    return f"{r['seconds']:.0f} s of floods, garbage, slow and silent peers: {memory['most']} of at most {memory['bound']:,} MiB"
 
 
 def _network(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"{c['scenarios']:,} scenarios of cut, silent, slow and half-open connections, pauses and clocks"
+    return f"{c['scenarios']:,} scenarios, {c['steps compared']:,} steps compared"
 
 
 def _chaos(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"CartPole solved {c['solved']} times of {c['runs']} under {c['kills']:,} kills, {c['steps']:,} steps made again and compared"
+    return f"CartPole solved {c['solved']} times of {c['demos']}, {c['kills']} kills, {c['steps_made_again']:,} steps made again"
 
 
-ROWS: tuple[tuple[str, str, tuple[tuple[str, Callable[[Counts, Mapping[str, Any]], str]], ...]], ...] = (
-    ("An acknowledged step survives `kill -9` of the server at any point", "an oracle outside the process; every crash point",
-     (("kills", _kills), ("kills-points", _points), ("chaos_demo", _chaos))),
-    ("... and a loss of power", "a log of all writes and syncs, replayed into crash images", (("powerloss", _powerloss),)),
-    ("Each step is stored once, whatever is sent again", "lost answers, cut connections, two connections of one session",
-     (("network", _network),)),
-    ("No sample holds damaged bytes, or steps of two episodes", "bits, pages and files damaged in every place",
-     (("corruption", _corruption),)),
-    ("A full or failing disk: no crash, no corruption, no false acknowledgement", "a real full disk; every call that can fail, failing",
-     (("full_disk", _full_disk), ("io_faults", _io_faults))),
-    ("Memory and disk stay within bounds, and nobody starves", "memory by the second, each client's rate", (("many_clients", _many_clients),)),
-    ("Slow, dead or hostile clients neither block others nor grow memory", "peers that do all of it; fuzzing",
-     (("hostile", _hostile), ("fuzz", _fuzz))),
+ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
+    (
+        "An acknowledged step survives `kill -9` of the server at any point", "an oracle outside the process",
+        {"kills": _kills, "kills-points": _points, "chaos_demo": _chaos},
+    ),
+    ("... and a loss of power", "a log of all writes and syncs, replayed into crash images", {"powerloss": _powerloss}),
+    (
+        "Each step is stored once, whatever is sent again", "lost answers, cut, silent and half-open connections, pauses, clocks",
+        {"network": _network},
+    ),
+    (
+        "No sample holds damaged bytes, or steps of two episodes", "bits, pages and files damaged in every place",
+        {"corruption": _corruption},
+    ),
+    (
+        "A full or failing disk: no crash, no corruption, no false acknowledgement", "full disks; every call of a session failing",
+        {"full_disk": _full_disk, "io_faults": _io_faults},
+    ),
+    ("Memory stays within its bound, and nobody starves", "memory by the second, each client's rate", {"many_clients": _many_clients}),
+    (
+        "Slow, dead or hostile clients neither block others nor grow memory", "peers that do all of it; fuzzing",
+        {"hostile": _hostile, "fuzz": _fuzz},
+    ),
 )  # fmt: skip
 
 
@@ -88,13 +98,12 @@ def table() -> str:
     """Returns the table's lines."""
     lines = [f"| {' | '.join(_HEAD)} |", "|---|---|---|"]
     for promise, how, sources in ROWS:
-        cells = []
-        for name, sentence in sources:
+        said = []
+        for name, sentence in sources.items():
             result = json.loads((RESULTS / f"{name}.json").read_bytes())
-            violations = len(result["violations"])
-            said = f"{sentence(result['counts'], result)}: {violations} violations" if violations else sentence(result["counts"], result)
-            cells.append(f"{said} (`{result['command'].removeprefix('python -m ')}`)")
-        lines.append(f"| {promise} | {how} | {'; '.join(cells)}; 0 violations |")
+            command = result["command"].removeprefix("python -m ")
+            said.append(f"{sentence(result['counts'], result)}: {len(result['violations'])} violations (`{command}`)")
+        lines.append(f"| {promise} | {how} | {'; '.join(said)} |")
     return "\n".join(lines) + "\n"
 
 
