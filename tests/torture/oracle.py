@@ -7,8 +7,8 @@ down, synced, what it is about to append (an intent) and what the service said i
 
 import itertools
 import json
-import re
 import os
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum

@@ -100,6 +100,7 @@ class Node:
         for change in self.changes:
             if change.data is not None:
                 self.forgotten.update(range(change.offset // _PAGE, -(-(change.offset + len(change.data)) // _PAGE)))
+        self.data = bytearray(self.after_loss(_PAGE, lambda least, most: least, bytes))  # what was durable stays so
         self.changes = [Change(len(self.cache), None)] if len(self.cache) != len(self.data) else []
 
     def take(self, change: Change) -> None:

@@ -1,4 +1,4 @@
-"""The README's table of promises, made of what the last long runs found: `python -m tests.torture.promises` writes it anew."""
+"""The README's table of promises, of what the last long runs found: `python -m tests.torture.promises` writes it anew."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,8 +16,9 @@ Sentence = Callable[[Counts, Mapping[str, Any]], str]
 
 
 def _kills(c: Counts, r: Mapping[str, Any]) -> str:
-    written, items, twice = (c[name] for name in ("steps written", "sampled items checked", "duplicates that the server skipped"))
-    return f"{c['kills']:,} kills, {written:,} steps written, {items:,} sampled items checked, {twice:,} chunks skipped as doubled"
+    names = "kills", "steps written", "sampled items checked", "duplicates that the server skipped"
+    kills, written, items, twice = (f"{c[name]:,}" for name in names)
+    return f"{kills} kills, {written} steps written, {items} sampled items checked, {twice} chunks skipped as doubled"
 
 
 def _points(c: Counts, r: Mapping[str, Any]) -> str:
@@ -49,7 +50,7 @@ def _full_disk(c: Counts, r: Mapping[str, Any]) -> str:
 def _many_clients(c: Counts, r: Mapping[str, Any]) -> str:
     server, rate = r["server"], r["clients"]
     return (
-        f"{c['clients']} writers, {c['learners']} learners, {r['seconds'] / 60:.0f} minutes: {c['acknowledged_steps']:,} steps, "
+        f"{c['clients']} writers, {c['learners']} learners, {r['seconds'] / 60:.0f} min: {c['acknowledged_steps']:,} steps, "
         f"{rate['steps_per_s_min']:.1f} to {rate['steps_per_s_max']:.1f} steps/s each; {server['anonymous_mib_max']:.0f} of at "
         f"most {server['bound_mib']:,.0f} MiB"
     )
@@ -57,7 +58,8 @@ def _many_clients(c: Counts, r: Mapping[str, Any]) -> str:
 
 def _hostile(c: Counts, r: Mapping[str, Any]) -> str:
     memory = r["MiB of anonymous memory"]
-    return f"{r['seconds']:.0f} s of floods, garbage, slow and silent peers: {memory['most']} of at most {memory['bound']:,} MiB"
+    most, bound = memory["most"], memory["bound"]
+    return f"{r['seconds']:.0f} s of floods, garbage, slow and silent peers: {most} of at most {bound:,} MiB"
 
 
 def _network(c: Counts, r: Mapping[str, Any]) -> str:
@@ -65,7 +67,7 @@ def _network(c: Counts, r: Mapping[str, Any]) -> str:
 
 
 def _chaos(c: Counts, r: Mapping[str, Any]) -> str:
-    return f"CartPole solved {c['solved']} times of {c['demos']}, {c['kills']} kills, {c['steps_made_again']:,} steps made again"
+    return f"CartPole solved {c['solved']} times of {c['demos']}, {c['kills']} kills, {c['steps_made_again']:,} steps replayed"
 
 
 ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
@@ -75,7 +77,8 @@ ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
     ),
     ("... and a loss of power", "a log of all writes and syncs, replayed into crash images", {"powerloss": _powerloss}),
     (
-        "Each step is stored once, whatever is sent again", "lost answers, cut, silent and half-open connections, pauses, clocks",
+        "Each step is stored once, whatever is sent again",
+        "lost answers, cut, silent and half-open connections, pauses, clocks",
         {"network": _network},
     ),
     (
@@ -83,10 +86,14 @@ ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
         {"corruption": _corruption},
     ),
     (
-        "A full or failing disk: no crash, no corruption, no false acknowledgement", "full disks; every call of a session failing",
+        "A full or failing disk: no crash, no corruption, no false acknowledgement",
+        "full disks; every call of a session failing",
         {"full_disk": _full_disk, "io_faults": _io_faults},
     ),
-    ("Memory stays within its bound, and nobody starves", "memory by the second, each client's rate", {"many_clients": _many_clients}),
+    (
+        "Memory stays within its bound, and nobody starves", "memory by the second, each client's rate",
+        {"many_clients": _many_clients},
+    ),
     (
         "Slow, dead or hostile clients neither block others nor grow memory", "peers that do all of it; fuzzing",
         {"hostile": _hostile, "fuzz": _fuzz},

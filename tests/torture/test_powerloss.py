@@ -107,9 +107,10 @@ def test_a_name_does_not_go_back_behind_a_later_change_of_it(tmp_path):
 
 def test_a_sync_that_failed_forgets_pages_which_no_later_sync_writes_until_they_are_written_to_again(tmp_path):
     pages = [event(WRITE, FILE, data=b"1" * 4096), event(WRITE, FILE, offset=4096, data=b"2" * 4096)]
-    failed = [*SYNCED_FILE, *pages, event(SYNC, FILE, flags=4), event(WRITE, FILE, offset=5000, data=b"3" * 8)]
+    durable, again = event(WRITE, FILE, data=b"new", flags=2), event(WRITE, FILE, offset=5000, data=b"3" * 8)
+    failed = [*SYNCED_FILE, durable, *pages, event(SYNC, FILE, flags=4), again]
     ((path, content),) = next(iter(states(tmp_path, [*failed, event(SYNC, FILE)], times=1)))
-    assert (path, len(content), content[:1200]) == ("a", 8192, b"old" * 400)
+    assert (path, len(content), content[:1200]) == ("a", 8192, b"new" + b"old" * 399)
     assert content[4096:] == b"2" * 904 + b"3" * 8 + b"2" * 3184
 
 
