@@ -139,6 +139,11 @@ class Replay:
             self._check_open()
             return sorted(self._tables)
 
+    @property
+    def fault(self) -> str:
+        """Returns why a table takes no appends until the store is opened anew, "" if all do."""
+        return next((store.fault for store in self._store.tables().values() if store.fault), "")
+
     def delete_table(self, name: str) -> None:
         """Deletes a table with all its data. Raises NotFoundError."""
         with self._changing:

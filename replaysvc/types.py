@@ -116,8 +116,7 @@ class TableStats:
     waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
     and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
     episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were
-    set aside as damaged. scrubbed_bytes_total counts bytes of chunks that were read only to check them. fault says why the
-    table takes no appends until the service is started again, "" if it does.
+    set aside as damaged. fault says why the table takes no appends until the service is started again, "" if it does.
     """
 
     name: str
@@ -152,7 +151,6 @@ class TableStats:
     lost_actor_episodes_total: int = 0
     quarantined_chunks: int = 0
     quarantined_segments: int = 0
-    scrubbed_bytes_total: int = 0
     fault: str = ""
 
 

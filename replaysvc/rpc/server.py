@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -79,7 +80,7 @@ class Server:
         pieces: Any = grpc.unary_stream_rpc_method_handler(servicer.sample_pieces, request_deserializer=read)
         frames = {"Sample": frame, "SampleLarge": pieces}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, frames),))
-        self._health = Health()
+        self._health = Health(lambda: replay.fault)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = 0
         with contextlib.suppress(RuntimeError):  # how grpc says that it cannot bind
@@ -144,12 +145,16 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
 
     The library's own servicer can deadlock its server when a watcher leaves while the status changes, which is what happens
     at every stop. Clients take UNIMPLEMENTED as "no health to watch", and probes call `Check`.
+
+    A store that takes no appends until it is opened anew is not healthy, so that whoever runs the service starts it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Callable[[], str]) -> None:
         self.status: Any = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._fault = fault
 
     def Check(self, request: Any, context: Any) -> Any:
         if request.service not in ("", SERVICE):
             context.abort(grpc.StatusCode.NOT_FOUND, f"service {request.service!r} is not known")
-        return health_pb2.HealthCheckResponse(status=self.status)
+        status = health_pb2.HealthCheckResponse.NOT_SERVING if self._fault() else self.status
+        return health_pb2.HealthCheckResponse(status=status)
