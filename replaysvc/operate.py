@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from replaysvc.cli import Json, Shown, Target, TlsCa, TlsCertificate, TlsKey, TokenFile, app, failures, opened
-from replaysvc.storage.fsck import Report, Severity, check
-from replaysvc.storage.restore import restore as restore_snapshot
+from replaysvc.maintenance.fsck import Report, Severity, check
+from replaysvc.maintenance.restore import restore as restore_snapshot
 
 __all__ = ["app"]
 

@@ -15,7 +15,7 @@ FLOORS = (
     ("errors",),
     ("checks", "options", "config", "requests", "ragged", "spec", "spaces", "tensors", "types"),
     ("codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "batch", "writer", "interface"),
-    ("storage", "cache"),
+    ("storage", "maintenance", "cache"),
     ("index", "sampling", "table"),
     ("embedded_sink", "keeper", "replay"),
     ("access", "rpc"),
@@ -30,7 +30,7 @@ PURE_FLOORS = 3  # floors 0 to 2 have no files, threads, clocks or random state
 COMMANDS = 7
 
 OWNERS = {
-    "lmdb": ("replaysvc/storage/segment.py", "replaysvc/storage/examine.py"),  # the latter in a process that may end of it
+    "lmdb": ("replaysvc/storage/segment.py", "replaysvc/maintenance/examine.py"),  # the latter in a process that may end of it
     "zstandard": ("replaysvc/codec/zstd.py",),
     "xxhash": ("replaysvc/codec/checksum.py",),
     "torch": ("replaysvc/tensors.py", "clients/dqn/"),

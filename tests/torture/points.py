@@ -21,9 +21,9 @@ import replay_client
 from replay_client import Prioritized, TableConfig, Transitions, Uniform
 from replaysvc.config import StoreConfig
 from replaysvc.errors import AlreadyExistsError
+from replaysvc.maintenance.restore import restore
 from replaysvc.replay import Replay
 from replaysvc.storage import CRASH_POINTS
-from replaysvc.storage.restore import restore
 from tests.torture.cast import PATIENT, Numbers, params_of, steps_of, write_episode
 from tests.torture.crash_server import CrashingSystem
 from tests.torture.oracle import SIGNATURE, BatchCheck, Findings, Keeps, Log, Oracle, check_table, rows_of

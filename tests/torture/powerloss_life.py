@@ -74,6 +74,11 @@ class Life:
         self._unflushed: dict[tuple[str, int], dict[int, tuple[int, bool]]] = {}
         self._replay = Replay(directory / "store", CONFIG, system=system)
 
+        for name in self._replay.tables():  # a writer that asks learns that this is stored, and does not send it again
+            found = self._table(name).episodes(limit=1000)
+            episodes = [(int(record.metadata["number"]), record.length, record.terminated) for record in found]
+            self._note_durable(name, episodes)
+
     def _note(self, what: str, *, done: bool, **fact: Any) -> None:
         mark = {"what": what, "done": done, **fact}
         self._shim.mark(**mark)
@@ -122,13 +127,12 @@ class Life:
 
     def _flush_writer(self, key: tuple[str, int]) -> None:
         self._writers[key].flush()
-        table = self._table(key[0])
-        stats, newest = table.stats(), table.episodes(limit=1)
-        episodes = [(number, stop, end) for number, (stop, end) in self._unflushed.pop(key).items()]
-        newest_id = newest[0].episode_id if newest else -1
-        self._note(
-            "durable", done=True, table=key[0], episodes=episodes, next_position=stats.next_position, newest_id=newest_id
-        )
+        self._note_durable(key[0], [(number, stop, end) for number, (stop, end) in self._unflushed.pop(key).items()])
+
+    def _note_durable(self, name: str, episodes: list[tuple[int, int, bool]]) -> None:
+        stats, newest = self._table(name).stats(), self._table(name).episodes(limit=1)
+        fact = {"next_position": stats.next_position, "newest_id": newest[0].episode_id if newest else -1}
+        self._note("durable", done=True, table=name, episodes=episodes, **fact)
 
     def _delete(self) -> None:
         facts, there = self._facts.tables["sparse"], {}

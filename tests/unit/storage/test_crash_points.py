@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from replaysvc.errors import StorageError
+from replaysvc.maintenance.restore import restore
 from replaysvc.storage import CRASH_POINTS, System
-from replaysvc.storage.restore import restore
 from tests.store_builders import BIG, NOW, SESSION, SMALL_SEGMENT, append, chunk, entry, index, open_store, segments
 
 CHUNKS = 8  # three segments: chunks 0 to 2, 3 to 5, and 6 and 7

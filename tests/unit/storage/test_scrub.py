@@ -12,7 +12,7 @@ from replaysvc.storage.pages import Pages
 from replaysvc.storage.records import KEY
 from replaysvc.storage.scrub import Scrub
 from tests.store_builders import BIG, NOW, append_each, chunk, make_table, segments
-from tests.unit.storage.test_fsck import PAGE, change, flip, overwrite, place_of
+from tests.unit.maintenance.test_fsck import PAGE, change, flip, overwrite, place_of
 
 STORED = 88  # bytes of an index record
 

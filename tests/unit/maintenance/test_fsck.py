@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from replaysvc.codec import checksum
-from replaysvc.storage import System, repair, segment, table_store
-from replaysvc.storage.fsck import Severity, check
+from replaysvc.maintenance import repair
+from replaysvc.maintenance.fsck import Severity, check
+from replaysvc.storage import System, segment, table_store
 from replaysvc.storage.records import KEY, STORED_INDEX_DTYPE, pack_index
 from replaysvc.storage.state import pack_file
 from tests.store_builders import BIG, SESSION, append_each, chunk, index, make_table, open_store, reopen, segments
@@ -420,7 +421,7 @@ def shifted(loaded):
 ENDING = """#!/bin/sh
 exec {python} -c '
 import os, signal
-import replaysvc.storage.examine as examine
+import replaysvc.maintenance.examine as examine
 def end(path, **_):
     if "00003" in path:
         os.kill(os.getpid(), signal.SIGBUS)

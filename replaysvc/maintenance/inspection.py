@@ -10,12 +10,12 @@ from typing import Any
 from replaysvc.checks import NAME as NAME_PATTERN
 from replaysvc.codec import checksum
 from replaysvc.errors import ReplayError
+from replaysvc.maintenance.continuity import misfits, oddities, some
+from replaysvc.maintenance.examine import Examined
+from replaysvc.maintenance.examiner import Examiner
+from replaysvc.maintenance.findings import Findings, Remedy
 from replaysvc.spec import Signature
 from replaysvc.storage import deletions, manifest, params, state
-from replaysvc.storage.continuity import misfits, oddities, some
-from replaysvc.storage.examine import Examined
-from replaysvc.storage.examiner import Examiner
-from replaysvc.storage.findings import Findings, Remedy
 from replaysvc.storage.snapshot import DIRECTORIES
 
 Progress = Callable[[int, int, str], None]

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replaysvc.errors import FormatVersionError, ReplayError, StorageError, StoreLockedError
-from replaysvc.storage.examiner import Examiner
-from replaysvc.storage.findings import Finding, Remedy, Severity
-from replaysvc.storage.inspection import Inspection, Progress
-from replaysvc.storage.repair import Repair
+from replaysvc.maintenance.examiner import Examiner
+from replaysvc.maintenance.findings import Finding, Remedy, Severity
+from replaysvc.maintenance.inspection import Inspection, Progress
+from replaysvc.maintenance.repair import Repair
 from replaysvc.storage.store import FORMAT
 from replaysvc.storage.system import System
 

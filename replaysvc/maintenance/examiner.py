@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from replaysvc.storage.examine import Examined
+from replaysvc.maintenance.examine import Examined
 
 _SLOWEST_BYTES_PER_S = 1 << 20  # a process that examines a segment slower than this hangs
 _STARTING_S = 120.0
@@ -48,7 +48,7 @@ class Examiner:
             root = str(Path(__file__).parents[2])  # where this very package lies, installed or not
             path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "replaysvc.storage.examine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-P", "-m", "replaysvc.maintenance.examine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
         process = self._process

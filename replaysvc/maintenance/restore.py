@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from replaysvc.errors import CapacityError, ChunkCorruptError, StorageError, StoreLockedError
-from replaysvc.storage.fsck import check_tables
+from replaysvc.maintenance.fsck import check_tables
 from replaysvc.storage.manifest import Manifest, difference, read_manifest
 from replaysvc.storage.snapshot import DIRECTORIES, build_beside
 from replaysvc.storage.store import check_format

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.storage.examine import Examined
+from replaysvc.maintenance.examine import Examined
 from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS
 from replaysvc.types import Array
 

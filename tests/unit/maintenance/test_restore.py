@@ -13,13 +13,13 @@ import pytest
 
 from replaysvc import StoreConfig, TableConfig
 from replaysvc.errors import CapacityError, ChunkCorruptError, StorageError, StoreLockedError
+from replaysvc.maintenance.fsck import check
+from replaysvc.maintenance.restore import restore
 from replaysvc.replay import Replay
 from replaysvc.storage import System
-from replaysvc.storage.fsck import check
-from replaysvc.storage.restore import restore
 from tests.builders import SCALARS, write_episode
 from tests.store_builders import Troubled, append_each, make_table, open_store, reopen, segments
-from tests.unit.storage.test_fsck import flip
+from tests.unit.maintenance.test_fsck import flip
 from tests.unit.storage.test_snapshot import ENVIRONMENT, check_whole, make_whole
 
 
@@ -176,7 +176,7 @@ def test_restore_that_fails_leaves_nothing_behind_and_may_be_repeated(snapshot, 
 KILLED = """
 import os, signal, sys
 from replaysvc.storage import System
-from replaysvc.storage.restore import restore
+from replaysvc.maintenance.restore import restore
 
 class Killing(System):
     copied = 0

@@ -1,8 +1,8 @@
 """One segment, examined byte by byte: what `fsck` runs in a process of its own, since LMDB may end it over a damaged file.
 
-`python -m replaysvc.storage.examine` reads questions from stdin, each a line of JSON: {"segment": its directory, "table": uuid
-that it must name or null, "signature": as in the table's description or null, "engine": whether LMDB may open the file}. It
-answers each with an `Examined`. Nothing is written to a segment; LMDB opens it read only and without a lock.
+`python -m replaysvc.maintenance.examine` reads questions from stdin, each a line of JSON: {"segment": its directory, "table":
+the uuid that it must name or null, "signature": as in the table's description or null, "engine": whether LMDB may open the
+file}. It answers each with an `Examined`. Nothing is written to a segment; LMDB opens it read only and without a lock.
 
 The structure is checked by lmdb's own verifier, which reads the file without LMDB. If it is sound, the values are read through
 LMDB, as the service would; else page by page, as far as pages are whole (`pages`).

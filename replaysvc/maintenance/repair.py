@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from replaysvc.codec.header import MAX_STEPS
 from replaysvc.errors import ReplayError, StorageError
+from replaysvc.maintenance.continuity import some
+from replaysvc.maintenance.findings import Remedy, Severity
+from replaysvc.maintenance.inspection import Inspection, SegmentFound, TableFound
+from replaysvc.maintenance.salvage import Salvage, salvage
 from replaysvc.storage.compaction import Plan, build_compacted
-from replaysvc.storage.continuity import some
 from replaysvc.storage.deletions import Deletions
-from replaysvc.storage.findings import Remedy, Severity
-from replaysvc.storage.inspection import Inspection, SegmentFound, TableFound
 from replaysvc.storage.records import NEXT_IDS
-from replaysvc.storage.salvage import Salvage, salvage
 from replaysvc.storage.segment import FORMAT as SEGMENT_FORMAT
 from replaysvc.storage.segment import Segment
 from replaysvc.storage.snapshot import DIRECTORIES
