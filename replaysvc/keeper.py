@@ -1,7 +1,10 @@
 """Threads that do something again and again while a store is open: save what it remembers, look for lost writers, scrub."""
 
+import logging
 import threading
 from collections.abc import Callable
+
+log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -21,5 +24,9 @@ class Keeper:
     def _run(self) -> None:
         pause_s = self._period_s
         while not self._closing.wait(pause_s):
-            wish_s = self._work()
+            wish_s = None
+            try:
+                wish_s = self._work()
+            except Exception:  # nobody else does this work: it must be tried again
+                log.exception("%s: failed, and goes on", self._thread.name)
             pause_s = self._period_s if wish_s is None else wish_s

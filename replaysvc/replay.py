@@ -64,10 +64,6 @@ class Replay:
         self._scrub = Scrub(
             lambda: list(self._store.tables().values()), self.config.scrub_bytes_per_s, self._system, self._note_damage
         )
-        self._keepers = (
-            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S),
-            Keeper("scrub", self._scrub.step, _LOOK_S),
-        )  # fmt: skip
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
@@ -78,6 +74,10 @@ class Replay:
             self._committer.close()
             self._store.close()
             raise
+        self._keepers = (  # last, since they look at all of it, at once
+            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S),
+            Keeper("scrub", self._scrub.step, _LOOK_S),
+        )  # fmt: skip
 
     def _load_table(self, store: TableStore, shares: tuple[int, int]) -> Table:
         return Table(store, self._committer, shares, system=self._system, rng=self._rng.spawn(1)[0])

@@ -1,5 +1,6 @@
 """What the documents say holds: files they name exist, commands and settings are real, the quick start runs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,13 +13,15 @@ import replaysvc
 from replaysvc.operate import app
 from replaysvc.settings import Settings, load
 from tests.processes import ServiceProcess
+from tests.torture import promises
+from tests.torture.report import RESULTS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SETTINGS = README[README.index("| setting | default |") :]
 DOCUMENTS = [
-    "SECURITY.md",
-    "README.md", "CHANGELOG.md", "replaysvc/ARCHITECTURE.md", "replaysvc/storage/FORMAT.md", "tests/bench/README.md"
+    "README.md", "CHANGELOG.md", "SECURITY.md", "replaysvc/ARCHITECTURE.md", "replaysvc/storage/FORMAT.md",
+    "tests/bench/README.md",
 ]  # fmt: skip
 
 
@@ -137,3 +140,10 @@ def test_quick_start_runs_on_an_embedded_store_too(tmp_path):
         [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+def test_table_of_promises_is_what_the_last_long_runs_found():
+    _, _, rest = README.partition(promises.BEGIN)
+    assert rest.partition(promises.END)[0] == promises.table()
+    assert " 0 violations" in promises.table()
+    assert not [name for name in promises.sources() if json.loads((RESULTS / f"{name}.json").read_bytes())["violations"]]

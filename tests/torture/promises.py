@@ -101,12 +101,17 @@ ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
 )  # fmt: skip
 
 
+def sources() -> list[str]:
+    """Returns the names of the results that the table is made of."""
+    return [name for _, _, sentences in ROWS for name in sentences]
+
+
 def table() -> str:
     """Returns the table's lines."""
     lines = [f"| {' | '.join(_HEAD)} |", "|---|---|---|"]
-    for promise, how, sources in ROWS:
+    for promise, how, sentences in ROWS:
         said = []
-        for name, sentence in sources.items():
+        for name, sentence in sentences.items():
             result = json.loads((RESULTS / f"{name}.json").read_bytes())
             command = result["command"].removeprefix("python -m ")
             said.append(f"{sentence(result['counts'], result)}: {len(result['violations'])} violations (`{command}`)")
