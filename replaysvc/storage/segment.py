@@ -101,6 +101,7 @@ class Segment:
         with _translated(scratch, system, build / "data.mdb"):
             if path.exists():  # an earlier attempt failed after the rename: it is whole, and empty
                 system.fsync_directory(path.parent)
+                system.fsync_directory(scratch)
                 return Segment(path, system, segment_bytes)
             _build(build, system, segment_bytes, meta, sessions)
             system.crashpoint("segment.built")

@@ -10,6 +10,7 @@ import os
 import threading
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ class Store:
             if written or marker.exists():
                 written, self._format = _read_format(marker)  # again: another process may have had the store until now
                 return ownership, written
+            with suppress(PermissionError):  # whoever made the directory may have ended before its name was durable
+                system.fsync_directory(self.path.parent)
             self._format = {"format": FIRST_FORMAT, "min_reader": FIRST_FORMAT, "created_by": "replaysvc 0.1.0"}
             self._format["uuid"] = str(uuid.uuid4())
             written, temporary = json.dumps(self._format).encode(), self.path / "FORMAT.tmp"
