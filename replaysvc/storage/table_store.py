@@ -19,7 +19,7 @@ from replaysvc.storage.quarantine import LIST, Quarantine
 from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS, EpisodeEntry
 from replaysvc.storage.segment import FORMAT, NO_EPISODE, ROOM, Segment
 from replaysvc.storage.state import StateFiles, write_state_files
-from replaysvc.storage.system import System
+from replaysvc.storage.system import System, disk_error
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,10 @@ class TableStore:
         while target.exists():  # a table of the same name was there before
             target = target.with_name(f"{target.name}-again")
         log.error("segment %s cannot be used and is moved to %s: %s", path, target, error)
-        self._system.rename(path, target)
+        try:
+            self._system.rename(path, target)
+        except OSError as failed:
+            raise disk_error(path, failed) from failed
 
     def append(
         self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]

@@ -1,5 +1,6 @@
 """What a store does with what the disk gives back wrong: it leaves it out, counts it, serves the rest, reuses no id."""
 
+import errno
 import os
 import re
 import shutil
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from replaysvc.codec import steps_of
+from replaysvc.errors import StorageError
 from replaysvc.storage.segment import ROOM
 from tests.store_builders import (
     BIG,
     SESSION,
     SMALL_SEGMENT,
+    Troubled,
     append,
     append_each,
     check,
@@ -309,4 +312,22 @@ def test_log_names_the_segment_and_the_reason(path, caplog):
     said = record.getMessage()
     assert "seg-00000000000000000000" in said
     assert re.search(r"expected a file of at least \d+ bytes, found 8192", said)
+    store.close()
+
+
+def test_segment_that_cannot_even_be_set_aside_is_an_error_in_words(path):
+    """A disk on which nothing can be renamed any more."""
+    store, table = make_table(path)
+    append_each(table, 0, 7)
+    store.close()
+    (segments(path)[0] / "data.mdb").write_bytes(b"")
+    disk = Troubled()
+    store = open_store(path, disk)
+    disk.error, disk.at = OSError(errno.EIO, "Input/output error"), "rename"
+    with pytest.raises(StorageError, match="Input/output error"):
+        store.tables()["t"].load()
+    disk.error = None
+    store.close()
+    store, table, _ = reopen(path)
+    assert table.quarantined_segments == 1
     store.close()
