@@ -155,7 +155,7 @@ class Images:
         """Checks an image and loses power meanwhile."""
         disk, before = Disk.of(image, one_sync_renames=self._one_sync_renames), pickle.dumps(facts)
         log = self._place / "again.log"
-        log.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)  # of a process that was ended
 
         def note(mark: dict[str, Any]) -> None:
             self._shim.mark(**mark)
@@ -166,6 +166,7 @@ class Images:
         self._shim.stop()
         shutil.rmtree(image)
         facts, events = pickle.loads(before), read_log(log)
+        log.unlink()
         points = [chance.randint(1, len(events)) for _ in range(AGAIN)] if events else []
         for now, event in enumerate(events):
             for _ in range(points.count(now)):
