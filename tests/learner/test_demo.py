@@ -140,7 +140,8 @@ def test_service_that_does_not_come_back_is_a_failure(tmp_path, make_run):
     with Children(tmp_path) as children:
         service = Service(children, run)
         assert service.await_listening()
-        (run.path / "replay" / "FORMAT").write_text("no format")
+        for name in ("FORMAT", "FORMAT.bak"):
+            (run.path / "replay" / name).write_text("no format")
         service.kill()
         assert not service.await_listening()
         assert service.gone
