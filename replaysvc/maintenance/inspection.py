@@ -1,6 +1,5 @@
 """Everything that `fsck` looks at, and what it says of it. Reads only; each segment is examined in a process of its own."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from replaysvc.maintenance.examiner import Examiner
 from replaysvc.maintenance.findings import Findings, Remedy
 from replaysvc.spec import Signature
 from replaysvc.storage import deletions, manifest, params, state
+from replaysvc.storage.descriptions import unpack_table
 from replaysvc.storage.snapshot import DIRECTORIES
 
 Progress = Callable[[int, int, str], None]
@@ -220,14 +220,11 @@ class Inspection(Findings):
 
 def _unpack_table(content: bytes, name: str) -> dict[str, Any]:
     """Returns what a table.json says. Raises ValueError and its like, InvalidRequestError."""
-    described = dict(json.loads(content))
-    stated = described.pop("checksum", None)  # older releases wrote none
-    if stated not in (None, f"{checksum(json.dumps(described, sort_keys=True).encode()):016x}"):
-        raise ValueError("its checksum does not match its bytes")
+    described = unpack_table(content)
+    if described is None:
+        raise ValueError("its checksum does not match its bytes, or a key is missing")
     if described["name"] != name or not NAME_PATTERN.fullmatch(name):
         raise ValueError(f"expected the name {name}, found {described['name']!r}")
-    if not isinstance(described["uuid"], str) or not isinstance(described["segment_bytes"], int):
-        raise ValueError("expected a uuid and a size of segments")
     if (signature := described["description"].get("signature")) is not None:
         Signature.from_json(signature)
     return described

@@ -88,9 +88,12 @@ def epoch_mark(actor: str) -> bytes:
     return hashlib.blake2b(actor.encode(errors="surrogatepass"), digest_size=16, person=b"replaysvc epoch").digest()
 
 
-def check_epoch(actor: str, epoch: int | None, sessions: Mapping[bytes, int]) -> None:
-    """Raises WriterFencedError if a writer of a larger epoch writes as this actor now."""
-    if epoch is not None and (newest := sessions.get(epoch_mark(actor), -1)) > epoch:
+def check_epoch(actor: str, epoch: int | None, *sessions: Mapping[bytes, int]) -> None:
+    """Raises WriterFencedError if a writer of a larger epoch writes as this actor now, by any of these marks."""
+    if epoch is None:
+        return
+    mark = epoch_mark(actor)
+    if (newest := max(known.get(mark, -1) for known in sessions)) > epoch:
         expected = f"expected epoch {newest} or a larger one, found {epoch}"
         raise WriterFencedError(f"writer of actor {actor!r}: {expected}; a newer writer took over")
 
@@ -113,7 +116,7 @@ def stage(
       InvalidRequestError: a chunk does not continue its episode.
     """
     session = request.session_id
-    check_epoch(request.actor, request.epoch, sessions)
+    check_epoch(request.actor, request.epoch, sessions, staged.sessions)
     last = staged.sessions.get(session, sessions.get(session, -1))
     episodes: dict[int, OpenEpisode | None] = {}
     taken: list[int] = []

@@ -1,6 +1,5 @@
 """Writers that vanish: their open episodes are ended as truncated, their data stay, and they are refused if they come back."""
 
-import time
 
 import numpy as np
 import pytest
@@ -8,16 +7,9 @@ import pytest
 from replaysvc import Episodes, Fifo, LostActor, Sequences, TableConfig, Uniform
 from replaysvc.errors import NotReadyError, SpecMismatchError, WriterFencedError
 from tests.builders import SCALARS, always, make_goal_table, make_table, write_episode, write_episodes, write_goal_episode
+from tests.waiting import wait_until
 
 LEASE_S = 1.0
-
-
-def until(condition, timeout_s=20.0):
-    """Waits until `condition()` is true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def lost(table):
@@ -35,7 +27,7 @@ def test_episode_of_a_writer_that_is_gone_ends_as_truncated_with_its_last_step(d
     abandon(table, 3, actor="gone")
     (record,) = table.episodes()
     assert (record.closed, record.end_reason) == (False, "")
-    until(lambda: lost(table) == 1)
+    wait_until(lambda: lost(table) == 1)
     (record,) = table.episodes(closed_only=True)
     assert (record.actor, record.length, record.closed) == ("gone", 3, True)
     assert (record.terminated, record.truncated, record.end_reason) == (False, True, "lost_actor")
@@ -54,7 +46,7 @@ def test_episode_of_a_writer_that_is_gone_ends_as_truncated_with_its_last_step(d
 def test_episodes_that_end_by_themselves_are_not_touched(door):
     table = make_table(door, [2], end="terminated", lease_s=LEASE_S)
     abandon(table, 1, episode=1)
-    until(lambda: lost(table) == 1)
+    wait_until(lambda: lost(table) == 1)
     newest, oldest = table.episodes()
     assert (oldest.terminated, oldest.truncated, oldest.end_reason) == (True, False, "")
     assert newest.end_reason == "lost_actor"
@@ -67,9 +59,9 @@ def test_writer_whose_environment_is_slow_keeps_its_episode(door):
         slow.append(0, 0.0, 1)
         slow.flush()
         abandon(table, 2, episode=1)
-        until(lambda: lost(table) == 1)  # three leases long nothing is heard of the slow one but its heartbeats
+        wait_until(lambda: lost(table) == 1)  # three leases long nothing is heard of the slow one but its heartbeats
         abandon(table, 2, episode=2)
-        until(lambda: lost(table) == 2)
+        wait_until(lambda: lost(table) == 2)
         slow.append(1, 10.0, 2, terminated=True)
     first = table.episodes()[-1]
     assert (first.actor, first.length, first.terminated, first.end_reason) == ("slow", 2, True, "")
@@ -83,7 +75,7 @@ def test_episode_that_its_writer_gives_up_ends_although_the_writer_goes_on(door)
         writer.begin(100)
         writer.append(0, 1.0, 101)
         writer.flush()
-        until(lambda: lost(table) == 1)
+        wait_until(lambda: lost(table) == 1)
         writer.append(1, 11.0, 102, terminated=True)
     ends = [(record.length, record.terminated, record.end_reason) for record in table.episodes()]
     assert ends == [(2, True, ""), (2, False, "lost_actor")]
@@ -94,7 +86,7 @@ def test_tables_may_leave_such_episodes_open(door):
     other = door.create_table("other", SCALARS, TableConfig(lease_s=LEASE_S))
     abandon(table, 2)
     abandon(other, 2)
-    until(lambda: lost(other) == 1)
+    wait_until(lambda: lost(other) == 1)
     assert (lost(table), table.stats().open_episodes) == (0, 1)
     assert table.config.lost_actor is LostActor.KEEP_OPEN
 
@@ -107,7 +99,7 @@ def test_lost_episodes_are_items_of_what_takes_closed_ones(door):
     abandon(table, 4, episode=1)
     with pytest.raises(NotReadyError):
         table.sample(1, whole, sampler="queue")
-    until(lambda: lost(table) == 1)
+    wait_until(lambda: lost(table) == 1)
     batch = table.sample(1, whole, sampler="queue")
     assert (batch.episode_id.tolist(), batch.mask.sum(), batch.truncated[0].tolist()[:4]) == ([1], 4, [False] * 3 + [True])
     assert set(table.sample(64, whole, seed=1).episode_id.tolist()) == {0, 1}
@@ -120,7 +112,7 @@ def test_lost_sequences_are_complete_in_a_queue(door):
         table.sample(1, what, sampler="queue")
     abandon(table, 6)
     assert table.sample(1, what, sampler="queue").t.tolist() == [0]
-    until(lambda: table.stats().queues.get("queue") == 1)
+    wait_until(lambda: table.stats().queues.get("queue") == 1)
     batch = table.sample(1, what, sampler="queue")
     assert (batch.t.tolist(), batch.mask.tolist()) == ([4], [[True, True, False, False]])
 
@@ -129,7 +121,7 @@ def test_lost_episodes_are_relabelled(door):
     table = make_goal_table(door, [3], lease_s=LEASE_S)
     with table.writer() as writer:
         write_goal_episode(writer, 2, episode=1, end="open")
-    until(lambda: lost(table) == 1)
+    wait_until(lambda: lost(table) == 1)
     from replaysvc import Transitions
 
     batch = table.sample(64, Transitions(her=always("final")), seed=3)
@@ -143,7 +135,7 @@ def test_writer_that_comes_back_is_refused_and_another_goes_on(door, monkeypatch
     writer.append(0, 0.0, 1)
     writer.flush()
     monkeypatch.setattr(type(writer), "open_episode", None)  # a writer in a process that is stopped sends no heartbeat
-    until(lambda: lost(table) == 1)
+    wait_until(lambda: lost(table) == 1)
     writer.append(1, 10.0, 2)
     with pytest.raises(WriterFencedError, match=r"episode 0 was ended as truncated, since its writer was gone.*new writer"):
         writer.flush()

@@ -1,6 +1,5 @@
 """Damage that nobody has drawn yet, and disks that fail: found, told, and no obstacle to anybody else."""
 
-import time
 
 import grpc
 import numpy as np
@@ -13,6 +12,7 @@ from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
 from replaysvc.storage import System
 from tests.builders import SCALARS, write_episode, write_episodes
+from tests.waiting import wait_until
 
 NOISE = Signature(FieldSpec("observation", (60_000,), np.uint8), FieldSpec("action", (), np.int64))
 FAST = StoreConfig(scrub_bytes_per_s=1 << 30, recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)
@@ -26,13 +26,6 @@ def write_noise(table, steps):
         for t in range(steps):
             writer.append(t, 0.0, rng.integers(0, 256, 60_000, dtype=np.uint8), terminated=t == steps - 1)
             writer.flush()
-
-
-def until(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def damage_chunk(path, number):
@@ -52,7 +45,7 @@ def test_scrub_finds_damage_before_it_is_drawn_and_it_stays_known(tmp_path):
     damage_chunk(tmp_path / "s", 2)
     with Replay(tmp_path / "s", FAST) as replay:
         table = replay.table("t")
-        until(lambda: table.stats().quarantined_chunks == 1)
+        wait_until(lambda: table.stats().quarantined_chunks == 1)
         stats = table.stats()
         assert (stats.steps, stats.corrupt_chunks_total, stats.cache_misses_total) == (39, 1, 0)
         assert len(list((tmp_path / "s" / "quarantine").glob("t-chunk-*"))) == 1

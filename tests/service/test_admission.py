@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 
 import grpc
 import numpy as np
@@ -18,17 +17,10 @@ from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import SCALARS, write_episodes
 from tests.service import http2
 from tests.service.checks import stored_lengths, write_numbered
+from tests.waiting import wait_until
 
 METHODS = {Kind.APPENDS: "Append", Kind.SAMPLES: "Sample", Kind.TRANSFERS: "ReadEpisode", Kind.CONTROL: "TableStats"}
 WIDE = Signature(FieldSpec("observation", (1 << 16,), np.uint8), FieldSpec("action", (), np.int64))
-
-
-def wait_until(condition):
-    """Waits for something that another thread is about to do."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        threading.Event().wait(0.01)
 
 
 # -- workers --------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def _pause() -> None:
 def _epoch() -> None:
     from replaysvc.table import staging, table
 
-    staging.check_epoch = table.check_epoch = lambda actor, epoch, sessions: None
+    staging.check_epoch = table.check_epoch = lambda actor, epoch, *sessions: None
 
 
 def _lost() -> None:

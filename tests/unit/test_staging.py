@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from replaysvc.codec import ChunkDecoder, ChunkEncoder, ChunkInfo
-from replaysvc.errors import InvalidRequestError, SequenceError
-from replaysvc.table.staging import AppendRequest, OpenEpisode, Staged, stage, stage_all
+from replaysvc.errors import InvalidRequestError, SequenceError, WriterFencedError
+from replaysvc.table.staging import AppendRequest, OpenEpisode, Staged, epoch_mark, stage, stage_all
 from tests.builders import SCALARS
 
 SESSION = b"s" * 16
@@ -100,3 +100,13 @@ def test_sessions_do_not_see_each_others_episodes():
     staged = empty()
     stage_all(staged, [request((0, 0, 0, 3, False)), request((0, 0, 0, 2, False), session=b"t" * 16)], {}, {}, {})
     assert staged.index()["episode_id"].tolist() == [5, 6]
+
+
+def test_epoch_of_an_earlier_request_of_the_same_commit_counts():
+    staged = empty()
+    newer, older = request((0, 0, 0, 3, False)), request((0, 0, 0, 2, False), session=b"t" * 16)
+    newer.epoch, older.epoch = 2, 1
+    stage_all(staged, [newer, older], {}, {}, {})
+    assert staged.sessions == {SESSION: 0, epoch_mark("actor"): 2}
+    with pytest.raises(WriterFencedError, match="expected epoch 2 or a larger one, found 1"):
+        older.done.result(0)
