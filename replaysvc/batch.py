@@ -4,20 +4,21 @@ Both doors end here: the embedded object and the client hand the same stored col
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from replaysvc.codec import DecodedChunk, widen
+from replaysvc.codec.halves import from_float16
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.layout import Layout, layout_of
 from replaysvc.nstep import sequence_targets, transition_targets
+from replaysvc.ragged import RaggedArray
 from replaysvc.relabel import Ends, relabel
 from replaysvc.requests import Sequences, Transitions, Window
 from replaysvc.spec import FieldSpec, Signature, unflatten
-from replaysvc.types import Array, Batch
+from replaysvc.types import Allocate, Array, Batch
 
 ITEM_COLUMNS: Mapping[str, np.dtype[Any]] = {
     "positions": np.dtype(np.int64), "episode_id": np.dtype(np.int64), "t": np.dtype(np.int64),
@@ -38,8 +39,7 @@ HER_COLUMNS = ("/her/achieved", "/her/goal", "/her/reward", "/her/counts")
 [B, W] and steps in each window [B]."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchColumn:
+class BatchColumn(NamedTuple):
     """One column of a batch in stored precision: [B, ...], [B, T, ...] or [B, T, frames, ...].
 
     Where `offset_rows` (uint32 [m]) is given, the float16 values of those rows, counted over all axes before the field's own,
@@ -52,11 +52,12 @@ class BatchColumn:
     offset_values: Array | None = None
 
     @staticmethod
-    def join(parts: Sequence["BatchColumn"], spec: FieldSpec | None) -> "BatchColumn":
+    def join(parts: Sequence["BatchColumn"], spec: FieldSpec | None, allocate: Allocate = np.empty) -> "BatchColumn":
         """Returns one column of batches that follow each other; `spec` is that of a column of the signature."""
         if spec is not None and len({part.values.dtype for part in parts}) > 1:
             parts = [BatchColumn(part.name, part.widen(spec)) for part in parts]
-        values = np.concatenate([part.values for part in parts])
+        shape = sum(len(part.values) for part in parts), *parts[0].values.shape[1:]
+        values = np.concatenate([part.values for part in parts], out=allocate(shape, parts[0].values.dtype))
         if all(part.offset_rows is None for part in parts):
             return BatchColumn(parts[0].name, values)
         assert spec is not None
@@ -82,14 +83,14 @@ class BatchColumn:
             raise ChunkCorruptError(f"batch column {self.name}: expected {spec.dtype}{list(spec.shape)}, found {found}")
         if self.values.dtype == spec.dtype:
             return self.values
-        wide = self.values.astype(spec.dtype)
+        wide = from_float16(self.values, spec.dtype)
         if self.offset_rows is not None and self.offset_values is not None:
             if self.offset_values.shape != (len(self.offset_rows), *spec.shape) or self.offset_values.dtype != spec.dtype:
                 raise ChunkCorruptError(f"batch column {self.name}: its offsets do not fit the field")
-            rows = wide.reshape(-1, *spec.shape)
-            if len(self.offset_rows) and int(self.offset_rows.max()) >= len(rows):
+            rows, at = wide.reshape(-1, *spec.shape), self.offset_rows.astype(np.intp)
+            if len(at) and int(at.max()) >= len(rows):
                 raise ChunkCorruptError(f"batch column {self.name}: an offset points past the batch")
-            rows[self.offset_rows] += self.offset_values
+            rows[at] = rows.take(at, axis=0) + self.offset_values
         return wide
 
 
@@ -230,6 +231,27 @@ def _wide(columns: Mapping[str, BatchColumn], name: str, spec: FieldSpec, lead: 
     if wide.shape != (*lead, *spec.shape):
         raise ChunkCorruptError(f"batch column {name}: expected {list(lead)} items, found {list(wide.shape)}")
     return wide
+
+
+def split(batch: Batch, count: int) -> list[Batch]:
+    """Returns a batch of `count` equal batches, one after the other, as those: views of its arrays."""
+    size = len(batch) // count
+    columns = {name: getattr(batch, name) for name in Batch.__dataclass_fields__}
+    return [
+        Batch(**{name: _part(column, start, start + size) for name, column in columns.items()})
+        for start in range(0, count * size, size)
+    ]
+
+
+def _part(value: Any, start: int, stop: int) -> Any:
+    """Returns items [start, stop) of a column of a batch."""
+    if isinstance(value, np.ndarray):
+        return value[start:stop]
+    if isinstance(value, RaggedArray):
+        return value.part(start, stop)
+    if isinstance(value, Mapping):
+        return {key: _part(child, start, stop) for key, child in value.items()}
+    return None if value is None else tuple(_part(child, start, stop) for child in value)
 
 
 def episode_columns(

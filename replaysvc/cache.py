@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from replaysvc.codec import StoredColumn, widen
+from replaysvc.codec.halves import from_float16
 from replaysvc.spec import Signature
-from replaysvc.types import Array
+from replaysvc.types import Allocate, Array
 
+_OFFSET_SHARE = 4  # a column with offsets in more than one item of so many is given out in the declared dtype
 _ROWS_PER_SLOT = 8  # a chunk shorter than this on average wastes rows; bounds the arena of offsets
 
 
@@ -171,21 +173,41 @@ class Cache:
         if offsets is not None:
             values[slot] = offsets
 
+    def has_offsets(self, i: int) -> bool:
+        """Returns whether values of column `i` may stand around offsets at present."""
+        return self._has_offset[i] is not None
+
     def dtype(self, i: int) -> np.dtype[Any]:
         """Returns the dtype in which column `i` is held at present."""
         dtype: np.dtype[Any] = self._arenas[i].dtype
         return dtype
 
-    def take(self, i: int, rows: Array, slots: Array) -> tuple[Array, Array | None, Array | None]:
+    def take(
+        self, i: int, rows: Array, slots: Array | None, allocate: Allocate = np.empty
+    ) -> tuple[Array, Array | None, Array | None]:
         """Returns column `i` at arena `rows` [B], and the (items, offsets) of those that stand around an offset.
 
-        `slots` [B] are the slots of the chunks that the rows belong to. Rows must be valid; memory is the caller's.
+        Where many do, it is in the declared dtype, with the offsets added: that is smaller then, and faster.
+        `slots` [B] are the slots of the chunks that the rows belong to; needed only if `has_offsets(i)`. Rows must be valid;
+        memory is the caller's, made by `allocate`.
         """
-        values = self._arenas[i].take(rows, axis=0)
+        arena = self._arenas[i]
+        values = allocate((len(rows), *arena.shape[1:]), arena.dtype)
+        arena.take(rows, 0, values, "clip")  # other modes make a copy first
         has, offsets = self._has_offset[i], self._offsets[i]
         if has is None or offsets is None or self._wide[i]:
             return values, None, None
-        items = np.flatnonzero(has.take(slots))
-        if not items.size:
+        assert slots is not None
+        around = has.take(slots)
+        count = np.count_nonzero(around)
+        if count * _OFFSET_SHARE > len(rows):
+            wide = from_float16(values, self._specs[i].dtype, allocate)
+            added = offsets.take(slots, axis=0)
+            if count < len(rows):
+                added[~around] = -0.0  # which changes no value, not even -0.0
+            wide += added
+            return wide, None, None
+        if not count:
             return values, None, None
+        items = np.flatnonzero(around)
         return values, items.astype(np.uint32), offsets.take(slots[items], axis=0)

@@ -28,6 +28,8 @@ def check_number(field: str, value: object, low: float, high: float, *, whole: b
     Raises:
       SpecMismatchError: no number, or not within [low, high].
     """
+    if type(value) is int and whole and low <= value <= high:  # as a rule
+        return value
     kind: Any = numbers.Integral if whole else numbers.Real
     if isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high:  # a NaN is within nothing
         return int(value) if whole else float(value)

@@ -18,8 +18,6 @@ class Targets(NamedTuple):
 
 def nstep_return(rewards: Array, steps: Array, gamma: float) -> Array:
     """Returns float32 [B], the sum of gamma^i * rewards[:, i] over the entries that `steps` (bool [B, n]) marks."""
-    if rewards.shape[1] == 1:  # every window has its anchor
-        return np.asarray(rewards[:, 0], np.float32)
     factors = gamma ** np.arange(rewards.shape[1], dtype=np.float64)
     return np.asarray(np.where(steps, rewards, 0).astype(np.float64).dot(factors), np.float32)
 
@@ -31,6 +29,9 @@ def nstep_discount(counts: Array, terminated: Array, gamma: float) -> Array:
 
 def transition_targets(rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float) -> Targets:
     """Returns the targets [B] of windows of `counts` [B] steps, rewards [B, n], whose last steps have these flags [B]."""
+    if rewards.shape[1] == 1:  # every window has its anchor
+        discount = np.where(terminated, np.float32(0), np.float32(gamma))
+        return Targets(np.asarray(rewards[:, 0], np.float32), discount, terminated, truncated)
     steps = np.arange(rewards.shape[1]) < counts[:, None]
     return Targets(nstep_return(rewards, steps, gamma), nstep_discount(counts, terminated, gamma), terminated, truncated)
 

@@ -72,6 +72,12 @@ class RaggedArray:
             return values
         return RaggedArray(values, offsets - offsets[0], self.lead[len(at) :])
 
+    def part(self, start: int, stop: int) -> "RaggedArray":
+        """Returns items [start, stop) of the first axis, 0 <= start <= stop <= len(self): a view of their values."""
+        each = math.prod(self.lead[1:])
+        offsets = self.offsets[start * each : stop * each + 1]
+        return RaggedArray(self.values[offsets[0] : offsets[-1]], offsets - offsets[0], (stop - start, *self.lead[1:]))
+
     @property
     def lengths(self) -> Array:
         """Returns the length of each item, int64 [*lead]."""

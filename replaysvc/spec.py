@@ -175,13 +175,15 @@ class Signature:
     Precision.AUTO is settled here: float observations that are neither goals nor ragged are kept as float16, all else lossless.
     """
 
-    __slots__ = ("action", "columns", "extras", "hash", "observation", "reward")
+    __slots__ = ("action", "columns", "extras", "hash", "observation", "observation_columns", "raw_step_bytes", "reward")
 
     observation: Tree
     action: Tree
     reward: FieldSpec
     extras: Mapping[str, Tree]
     columns: tuple[FieldSpec, ...]  # flat: those of observation, action, reward, extras; named by path
+    observation_columns: int  # how many of them, counted from the first, are observations (T+1 rows an episode)
+    raw_step_bytes: int  # of one step as (s, a, r, s') in the declared dtypes, extras included: what a plain buffer keeps
     hash: int  # 64 bits over the canonical JSON
 
     def __init__(self, observation: Tree, action: Tree, *, reward: FieldSpec = REWARD, **extras: Tree) -> None:
@@ -198,6 +200,11 @@ class Signature:
         put(self, "extras", {name: _settle(tree, name) for name, tree in sorted(extras.items())})
         trees: list[Tree] = [self.observation, self.action, self.reward, *self.extras.values()]
         put(self, "columns", tuple(column for tree in trees for column in columns_of(tree)))
+        put(self, "observation_columns", sum(2 if leaf.ragged else 1 for leaf in leaves(self.observation)))
+        put(
+            self, "raw_step_bytes",
+            sum(c.row_bytes * (2 if i < self.observation_columns else 1) for i, c in enumerate(self.columns)),
+        )  # fmt: skip
         if not self.observation_columns:
             raise InvalidRequestError("observation: expected at least one field, found an empty tree")
         if len(self.columns) > MAX_COLUMNS:
@@ -227,16 +234,6 @@ class Signature:
             for c in self.columns
         )
         return "Signature(" + ", ".join(rows) + ")"
-
-    @property
-    def observation_columns(self) -> int:
-        """Returns how many of the columns, counted from the first, are observations (T+1 rows an episode)."""
-        return sum(2 if leaf.ragged else 1 for leaf in leaves(self.observation))
-
-    @property
-    def raw_step_bytes(self) -> int:
-        """Returns the bytes of one step as (s, a, r, s') in the declared dtypes, extras included: what a plain buffer keeps."""
-        return sum(c.row_bytes * (2 if i < self.observation_columns else 1) for i, c in enumerate(self.columns))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""

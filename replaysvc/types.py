@@ -3,13 +3,15 @@
 Plain frozen data, the same on both doors (embedded and client). Arrays in a batch belong to the caller.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Makes the array, of a shape and dtype, that a large column of a batch is written to; `numpy.empty` does."""
 
 
 def _shape(value: Any) -> str:

@@ -33,10 +33,14 @@ class Windows:
 
     def observations(self) -> tuple[Array, Array]:
         """Returns (rows, offsets), int64 [B, L + 1]: of each step's observation, then the one after the last step, repeated."""
-        inside = np.arange(self.rows.shape[1] + 1) < self.counts[:, None]
-        pad = ((0, 0), (0, 1))
-        rows = np.where(inside, np.pad(self.rows, pad), self.end_row[:, None])
-        return rows, np.where(inside, np.pad(self.offsets, pad), self.end_offset[:, None] + 1)
+        count, length = self.rows.shape
+        rows, offsets = np.empty((count, length + 1), np.int64), np.empty((count, length + 1), np.int64)
+        rows[:, :-1], offsets[:, :-1] = self.rows, self.offsets
+        rows[:, -1], offsets[:, -1] = self.end_row, self.end_offset + 1
+        if (self.counts < length).any():
+            past = np.arange(length + 1) >= self.counts[:, None]
+            rows, offsets = np.where(past, self.end_row[:, None], rows), np.where(past, self.end_offset[:, None] + 1, offsets)
+        return rows, offsets
 
     def part(self, start: int, stop: int) -> "Windows":
         """Returns windows [start, stop)."""

@@ -26,6 +26,9 @@ _STORED_FIELDS = {
 _CHUNK_FIELDS = _STORED_FIELDS | {
     "next_row": "i8", "prev_row": "i8", "jump_row": "i8", "depth": "i4", "location": "i8", "slot": "i4",
 }  # fmt: skip
+_TOGETHER = (
+    "episode_id", "first_step", "policy_version", "committed_at_s", "location", "next_row", "prev_row", "n_steps", "slot",
+)  # what is looked up of each chunk of a batch: 64 bytes, as much as a processor reads at once
 EPISODE_FIELDS = {
     "first_row": "i8", "last_row": "i8", "length": "i8", "return_": "f8", "policy_version": "i8", "started_at_s": "f8",
     "actor": "i4", "flags": "u1",
@@ -44,7 +47,10 @@ class TableIndex:
     """Chunks and episodes of one table, and the range of positions [tail, head) that is offered for sampling."""
 
     def __init__(self, loaded: LoadedTable) -> None:
-        self.chunks = Columns(_CHUNK_FIELDS)
+        self.chunks = Columns(
+            {name: code for name, code in _CHUNK_FIELDS.items() if name not in _TOGETHER},
+            together={name: code if name != "n_steps" else "i4" for name, code in _CHUNK_FIELDS.items() if name in _TOGETHER},
+        )
         self._actors: list[str] = []
         self._actor_numbers: dict[str, int] = {}
         self.lost: dict[int, int] = {}  # of episodes with LOST: the number of their end, as they came to it
@@ -220,10 +226,10 @@ class TableIndex:
 
     def _drop_rows(self) -> None:
         """Forgets chunks that lie wholly before the tail, but never the newest."""
-        gone = min(
-            int(np.searchsorted(self.chunks["position"] + self.chunks["n_steps"], self.tail, side="right")),
-            len(self.chunks) - 1,
-        )
+        gone = int(self.chunks["position"].searchsorted(self.tail))  # begin before it; of the last of them a part may stay
+        if gone and int(self.chunks["position"][gone - 1]) + int(self.chunks["n_steps"][gone - 1]) > self.tail:
+            gone -= 1
+        gone = min(gone, len(self.chunks) - 1)
         if gone <= 0:
             return
         self.stored_bytes -= int(self.chunks["stored_bytes"][:gone].sum(dtype=np.int64))
@@ -273,14 +279,22 @@ class TableIndex:
 
     def row_of(self, positions: Array) -> Array:
         """Returns the chunk rows that hold `positions`, or would if they were not lost; see `drawable`."""
-        found = np.searchsorted(self.chunks["position"], positions, side="right") - 1
-        return np.maximum(found, 0) + self.chunks.base
+        found = self.chunks["position"].searchsorted(positions, side="right")
+        found -= 1
+        rows: Array = np.maximum(found, 0, out=found)
+        rows += self.chunks.base
+        return rows
 
     def drawable(self, positions: Array, rows: Array) -> Array:
         """Returns bool: which positions can be read, as far as is known."""
+        return self.offsets_of(positions, rows)[1]
+
+    def offsets_of(self, positions: Array, rows: Array) -> tuple[Array, Array]:
+        """Returns where `positions` stand in the chunks that `row_of` found for them, and which can be read (bool)."""
         at = rows - self.chunks.base
-        offset = positions - self.chunks["position"][at]
-        return np.asarray((offset >= 0) & (offset < self.chunks["n_steps"][at]) & ((self.chunks["flags"][at] & DEAD) == 0))
+        offsets: Array = positions - self.chunks["position"].take(at)
+        there = (offsets >= 0) & (offsets < self.chunks["n_steps"][at]) & ((self.chunks["flags"].take(at) & DEAD) == 0)
+        return offsets, there
 
     def locate(self, episode_ids: Array, steps: Array) -> Array:
         """Returns the chunk rows that hold these steps of episodes; NONE where they are not stored or cannot be read."""

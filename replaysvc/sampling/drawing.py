@@ -72,14 +72,14 @@ class Samplers:
             return f"every priority of sampler {name} is 0, which means never drawn"
         return ""
 
-    def draw(self, name: str, what: Window, rng: np.random.Generator, count: int) -> Drawn:
-        """Draws items, with replacement but for queues; `waiting_for` has said that there are enough."""
+    def draw(self, name: str, what: Window, rng: np.random.Generator, count: int, batches: int = 1) -> Drawn:
+        """Draws items, with replacement but for queues, as `batches` equal batches; `waiting_for` said that there are enough."""
         options = self._options(name)
         if isinstance(options, Fifo | Lifo):
             return Drawn(self._queue(name, what).draw(count), np.ones(count))
         items = self._items(kind_of(what))
         if isinstance(options, Prioritized):
-            return draw_prioritized(rng, count, self._tree(name, items.kind))
+            return draw_prioritized(rng, count, self._tree(name, items.kind), batches)
         if isinstance(options, EpisodeUniform):
             return self._set(items.kind).draw_by_episode(rng, count)
         if isinstance(options, Recency):
@@ -99,8 +99,9 @@ class Samplers:
             raise InvalidRequestError(f"beta: expected none for sampler {name}, which is not prioritized, found {beta:g}")
         return 0.0
 
-    def weigh(self, name: str, what: Window, probability: Array, exponent: float) -> Array:
-        """Returns the importance weights of a whole batch, by whose largest they may be divided; float32 [B]."""
+    def weigh(self, name: str, what: Window, probability: Array, exponent: float, batches: int = 1) -> Array:
+        """Returns the importance weights, float32 [B], of `batches` whole batches, by each one's largest of which they may be
+        divided."""
         options = self._options(name)
         if not isinstance(options, Prioritized):
             return np.ones(len(probability), np.float32)
@@ -108,7 +109,7 @@ class Samplers:
         tree = self._tree(name, items.kind)
         table = options.norm is WeightNorm.TABLE
         largest = largest_weight(tree.smallest(), tree.total, items.size, exponent) if table else None
-        return importance_weights(probability, items.size, exponent, largest)
+        return importance_weights(probability.reshape(batches, -1), items.size, exponent, largest).ravel()
 
     def _norm(self, name: str) -> WeightNorm:
         options = self.options[name]
@@ -172,7 +173,7 @@ class Samplers:
     # -- items --------------------------------------------------------------------------------------------------------
 
     def _items(self, kind: Kind) -> ItemSet | StepSet:
-        return self.steps if kind == STEPS else self._set(kind)
+        return self.steps if kind is STEPS else self._set(kind)
 
     def _set(self, kind: Kind) -> ItemSet:
         if kind not in self._sets:
@@ -188,7 +189,7 @@ class Samplers:
     def _tree(self, name: str, kind: Kind) -> SumTree:
         """Returns the sum tree over the items of one kind, of a prioritized sampler."""
         priorities = self.priorities_of(name)
-        if kind == STEPS:
+        if kind is STEPS:
             return priorities.tree
         key = (name, kind)
         items = self._set(kind)

@@ -17,10 +17,8 @@ from replaysvc.relabel import Ends, relabel
 from replaysvc.requests import Stack, StackPadding, Transitions
 from replaysvc.sampling.planning import Plan
 from replaysvc.spec import Signature
-from replaysvc.types import Array
-from replaysvc.windows import Frames, Windows, resolve_backward
-
-_OFFSET_SHARE = 4  # a column with offsets in more than one item of so many travels in the declared dtype: that is smaller then
+from replaysvc.types import Allocate, Array
+from replaysvc.windows import Frames, resolve_backward
 
 
 class Place:
@@ -29,53 +27,84 @@ class Place:
     Of any shape, which the columns taken there begin with.
     """
 
-    def __init__(self, index: TableIndex, rows: Array, offsets: Array) -> None:
-        self.shape = rows.shape
+    __slots__ = ("_index", "_slot", "arena_rows", "at", "cached", "location", "offsets", "records", "rows", "shape")
+
+    def __init__(self, index: TableIndex, rows: Array, offsets: Array, *, records: bool = False) -> None:
+        """`records`: those of the chunks are wanted, too."""
+        self._index, self.shape = index, rows.shape
         self.rows, self.offsets = rows.ravel(), offsets.ravel()
         self.at = self.rows - index.chunks.base
-        self.location = index.chunks["location"].take(self.at)
-        self.slot = index.chunks["slot"].take(self.at)
-        self.cached = bool((self.location != NONE).all())
+        self.records = index.chunks.records.take(self.at) if records else None
+        self.location: Array = index.chunks["location"][self.at] if self.records is None else self.records["location"]
+        self._slot: Array | None = None
+        self.cached = bool(self.location.min(initial=0) > NONE)
         self.arena_rows = self.location + self.offsets
+
+    @property
+    def slots(self) -> Array:
+        """Returns the cache's slots of the chunks."""
+        if self._slot is None:
+            self._slot = self._index.chunks["slot"][self.at] if self.records is None else self.records["slot"]
+        return self._slot
+
+    def following(self) -> "Place":
+        """Returns the rows after these, of the same chunks."""
+        after = Place.__new__(Place)
+        after._index, after.shape, after.rows, after.at, after.records = (
+            self._index, self.shape, self.rows, self.at, self.records,
+        )  # fmt: skip
+        after.location, after._slot, after.cached = self.location, self._slot, self.cached
+        after.offsets, after.arena_rows = self.offsets + 1, self.arena_rows + 1
+        return after
 
 
 class Source:
     """Takes rows of chunks out of the cache, or out of fetched chunks where the cache could not keep them."""
 
     def __init__(
-        self, index: TableIndex, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk], now_s: float
-    ) -> None:
-        self.index, self.signature, self.now_s = index, signature, now_s
+        self, index: TableIndex, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk], now_s: float,
+        allocate: Allocate = np.empty,
+    ) -> None:  # fmt: skip
+        self.index, self.signature, self.now_s, self._allocate = index, signature, now_s, allocate
         self._cache, self._fetched = cache, fetched
 
     def place(self, rows: Array, offsets: Array) -> Place:
         """Returns where these steps stand."""
         return Place(self.index, rows, offsets)
 
+    def anchors(self, rows: Array, offsets: Array) -> Place:
+        """Returns where these steps stand, one a window, with what is known of their chunks."""
+        return Place(self.index, rows, offsets, records=True)
+
     def take(self, i: int, place: Place, name: str = "") -> BatchColumn:
-        """Returns column `i` at a place, in stored precision."""
+        """Returns column `i` at a place, in stored precision, to travel as it is."""
+        return self._take(i, place, name, self._allocate)
+
+    def take_own(self, i: int, place: Place) -> BatchColumn:
+        """Returns column `i` at a place, in stored precision, to be reckoned with."""
+        return self._take(i, place, "", np.empty)
+
+    def _take(self, i: int, place: Place, name: str, allocate: Allocate) -> BatchColumn:
         spec = self.signature.columns[i]
         name = name or spec.name
         if not place.cached:
-            return BatchColumn(name, self._take_mixed(i, place))
-        values, rows, offsets = self._cache.take(i, place.arena_rows, place.slot)
-        column = BatchColumn(name, values.reshape(*place.shape, *spec.shape), rows, offsets)
-        if rows is not None and len(rows) * _OFFSET_SHARE > len(place.rows):
-            return BatchColumn(name, column.widen(spec))
-        return column
+            return BatchColumn(name, self._take_mixed(i, place, allocate))
+        slots = place.slots if self._cache.has_offsets(i) else None
+        values, rows, offsets = self._cache.take(i, place.arena_rows, slots, allocate)
+        return BatchColumn(name, values.reshape(*place.shape, *spec.shape), rows, offsets)
 
     def take_wide(self, i: int, place: Place) -> Array:
         """Returns column `i` at a place, in the declared dtype."""
-        return self.take(i, place).widen(self.signature.columns[i])
+        return self.take_own(i, place).widen(self.signature.columns[i])
 
-    def _take_mixed(self, i: int, place: Place) -> Array:
+    def _take_mixed(self, i: int, place: Place, allocate: Allocate) -> Array:
         """The rare case that a batch needs more chunks than a ring holds: all of it in the declared dtype."""
         spec, rows, offsets = self.signature.columns[i], place.rows, place.offsets
-        values = np.empty((len(rows), *spec.shape), spec.dtype)
+        values = allocate((len(rows), *spec.shape), spec.dtype)
         cached = place.location != NONE
         hits = np.flatnonzero(cached)
         if hits.size:
-            stored = self._cache.take(i, place.arena_rows[hits], place.slot[hits])
+            stored = self._cache.take(i, place.arena_rows[hits], place.slots[hits])
             values[hits] = BatchColumn(spec.name, *stored).widen(spec)
         for row in np.unique(rows[~cached]).tolist():
             here = np.flatnonzero(rows == row)
@@ -92,11 +121,10 @@ class Source:
         column.values[frames] = 0
         return column
 
-    def flags(self, windows: Windows) -> tuple[Array, Array]:
-        """Returns (terminated, truncated), bool [B], of the windows' last steps."""
-        chunks = self.index.chunks
-        at = windows.end_row - chunks.base
-        flags = np.where(windows.end_offset == chunks["n_steps"].take(at) - 1, chunks["flags"].take(at), 0)
+    def flags(self, ends: Place) -> tuple[Array, Array]:
+        """Returns (terminated, truncated), bool [B], of the windows whose last steps are at `ends`."""
+        assert ends.records is not None
+        flags = self.index.chunks["flags"].take(ends.at) * (ends.offsets == ends.records["n_steps"] - 1)
         return (flags & TERMINATED) != 0, (flags & TRUNCATED) != 0
 
 
@@ -106,20 +134,19 @@ def frames_until(index: TableIndex, row: Array, offset: Array, count: int) -> Fr
     return resolve_backward(row, offset, count, chunks["n_steps"], chunks["first_step"], chunks["prev_row"], chunks.base)
 
 
-def item_columns(plan: Plan, source: Source) -> list[BatchColumn]:
-    """Returns the columns that tell where each window comes from."""
-    index, drawn = source.index, plan.drawn
+def item_columns(plan: Plan, source: Source, anchor: Place) -> list[BatchColumn]:
+    """Returns the columns that tell where each window, whose first step is at `anchor`, comes from."""
+    here, drawn = anchor.records, plan.drawn
+    assert here is not None
     assert plan.weights is not None
-    chunks = index.chunks
-    at = plan.windows.rows[:, 0] - chunks.base
     plain = {
         "positions": drawn.positions,
-        "episode_id": chunks["episode_id"].take(at),
-        "t": chunks["first_step"].take(at) + plan.windows.offsets[:, 0],
+        "episode_id": here["episode_id"].copy(),
+        "t": here["first_step"] + anchor.offsets,
         "probability": drawn.probability,
         "importance_weight": plan.weights,
-        "age_s": (source.now_s - chunks["committed_at_s"].take(at)).astype(np.float32),
-        "policy_version": chunks["policy_version"].take(at),
+        "age_s": (source.now_s - here["committed_at_s"]).astype(np.float32),
+        "policy_version": here["policy_version"].copy(),
     }
     if plan.goals is not None:
         plain["relabeled"] = plan.goals.relabeled
@@ -147,17 +174,21 @@ def gather_transitions(plan: Plan, source: Source) -> list[BatchColumn]:
     what, windows, layout, index = plan.what, plan.windows, plan.layout, source.index
     assert isinstance(what, Transitions)
     signature, observations = source.signature, source.signature.observation_columns
-    anchor = source.place(windows.rows[:, 0], windows.offsets[:, 0])
     reward_at = layout.reward
-    rewards = source.take(reward_at, anchor if what.n_step == 1 else source.place(windows.rows, windows.offsets)).values
-    ends = Ends(rewards.reshape(windows.rows.shape), windows.counts, *source.flags(windows))
-    goal, columns = None, item_columns(plan, source)
+    anchor = last = source.anchors(windows.rows[:, 0], windows.offsets[:, 0])
+    stored = anchor
+    if what.n_step > 1:
+        last, stored = source.anchors(windows.end_row, windows.end_offset), source.place(windows.rows, windows.offsets)
+    rewards = source.take_own(reward_at, stored).values
+    ends = Ends(rewards.reshape(windows.rows.shape), windows.counts, *source.flags(last))
+    goal, columns = None, item_columns(plan, source, anchor)
     if plan.goals is not None:
         ends, goal, extra = relabeled_ends(plan, source, ends)
         columns += extra
         if ends.counts is not windows.counts:
             windows = windows.cut(ends.counts)
-    after = source.place(windows.end_row, windows.end_offset + 1)
+            last = source.place(windows.end_row, windows.end_offset)
+    after = last.following()
     stack = what.stack
     assert isinstance(stack, Stack)
     together = what.n_step == 1  # then a stack and the next one are the same frames but for one

@@ -24,9 +24,10 @@ def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
     length = width - n_step + 1
     signature, observations = source.signature, source.signature.observation_columns
     stored = source.place(windows.rows, windows.offsets)
-    rewards = source.take(layout.reward, stored).values
-    ends = Ends(rewards, windows.counts, *source.flags(windows))
-    goal, columns = None, item_columns(plan, source)
+    rewards = source.take_own(layout.reward, stored).values
+    ends = Ends(rewards, windows.counts, *source.flags(source.anchors(windows.end_row, windows.end_offset)))
+    first = source.anchors(windows.rows[:, 0], windows.offsets[:, 0])
+    goal, columns = None, item_columns(plan, source, first)
     if plan.goals is not None:
         ends, goal, extra = relabeled_ends(plan, source, ends)
         columns += extra
@@ -38,7 +39,6 @@ def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
         rows, offsets = windows.observations()
         before = plan.frames.rows[:, :-1], plan.frames.offsets[:, :-1]
         stacked = source.place(np.concatenate((before[0], rows), axis=1), np.concatenate((before[1], offsets), axis=1))
-    first = source.place(windows.rows[:, 0], windows.offsets[:, 0])
     steps = source.place(windows.rows[:, :length], windows.offsets[:, :length])
     past = np.arange(length) >= ends.counts[:, None]
     stack = what.stack

@@ -7,6 +7,7 @@ held around every call.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -78,13 +79,15 @@ class Kind:
 STEPS = Kind()
 
 
+@lru_cache(maxsize=256)  # learners ask for the same again and again
 def kind_of(what: Window, *, complete: bool = False) -> Kind:
     """Returns the kind of the items of `what`; `complete` for queues, which hand each out but once."""
     closed_only = what.her is not None and not what.her.open_episodes
     assert isinstance(what.stack, Stack)
     back = what.stack.frames - 1
     if isinstance(what, Transitions):
-        return Kind(closed_only=closed_only, span=what.n_step if complete else 0, back=back)
+        kind = Kind(closed_only=closed_only, span=what.n_step if complete else 0, back=back)
+        return STEPS if kind == STEPS else kind
     if isinstance(what, Episodes):
         return Kind(period=_WHOLE, closed_only=closed_only or complete or not what.open_episodes, max_steps=what.max_steps)
     assert what.period is not None

@@ -19,6 +19,7 @@ from replaysvc.selectors import Drawn
 from replaysvc.types import Array
 from replaysvc.windows import Frames, Windows, resolve_backward, resolve_forward
 
+_NONE_BAD = np.empty(0, np.int64)
 _REDRAWS = 64  # chosen by hand: items whose windows cannot be read are drawn again this often
 
 
@@ -35,7 +36,7 @@ class Goals:
         return Goals(self.relabeled[start:stop], self.rows[start:stop], self.offsets[start:stop])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """A drawn batch: where its windows stand, as rows of the index, which never shift.
 
@@ -78,15 +79,15 @@ class Plan:
 
 def make_plan(
     index: TableIndex, samplers: Samplers, sampler: str, rng: np.random.Generator, count: int, what: Window, layout: Layout,
-    beta: float | None, most_steps: int,
+    beta: float | None, most_steps: int, batches: int = 1,
 ) -> Plan | None:  # fmt: skip
-    """Draws `count` items and resolves their windows; None if readable ones cannot be found.
+    """Draws `count` items, as `batches` equal batches, and resolves their windows; None if readable ones cannot be found.
 
     Raises:
       InvalidRequestError: windows of more than `most_steps` steps in all.
     """
     exponent = samplers.exponent(sampler, beta)
-    drawn = samplers.draw(sampler, what, rng, count)
+    drawn = samplers.draw(sampler, what, rng, count, batches)
     for _ in range(_REDRAWS):
         try:
             plan, bad = _resolve(index, rng, what, layout, drawn, most_steps)
@@ -94,7 +95,8 @@ def make_plan(
             samplers.give_back(sampler, what, drawn.positions)
             raise
         if plan is not None:
-            return replace(plan, weights=samplers.weigh(sampler, what, drawn.probability, exponent))
+            plan.weights = samplers.weigh(sampler, what, drawn.probability, exponent, batches)
+            return plan
         if samplers.waiting_for(sampler, what, len(bad)):  # a queue has no more
             break
         drawn.positions[bad], drawn.probability[bad] = samplers.draw(sampler, what, rng, len(bad))
@@ -109,10 +111,9 @@ def _resolve(
     positions, chunks = drawn.positions, index.chunks
     base = chunks.base
     rows = index.row_of(positions)
-    bad = ~index.drawable(positions, rows)
-    if bad.any():
-        return None, np.flatnonzero(bad)
-    offsets = positions - chunks["position"].take(rows - base)
+    offsets, there = index.offsets_of(positions, rows)
+    if not there.all():
+        return None, np.flatnonzero(~there)
     width = 1
     if isinstance(what, Transitions):
         width = what.n_step
@@ -126,6 +127,9 @@ def _resolve(
             f"found {len(positions)} windows of up to {width + layout.most_frames}"
         )
     windows = resolve_forward(rows, offsets, width, chunks["n_steps"], chunks["next_row"], base)
+    if isinstance(what, Transitions) and layout.most_frames == 1 and what.her is None:
+        return Plan(what, layout, drawn, windows, None, None), _NONE_BAD
+    bad = np.zeros(len(rows), np.bool_)
     if not isinstance(what, Transitions):
         bad |= windows.counts < wanted  # a lost chunk cuts it
     frames = None
@@ -150,8 +154,9 @@ def _begin(
     """Returns (rows, offsets) of the first steps of windows, the longest's steps, and the steps that each must have."""
     chunks = index.chunks
     at = rows - chunks.base
-    _, length, _ = index.episode_state(chunks["episode_id"].take(at))
-    t = chunks["first_step"].take(at) + offsets
+    here = chunks.records.take(at)
+    _, length, _ = index.episode_state(here["episode_id"])
+    t = here["first_step"] + offsets
     if isinstance(what, Episodes):
         return rows, offsets, int(length.max()), length
     width = what.length + what.n_step - 1
@@ -159,7 +164,7 @@ def _begin(
         return rows, offsets, width, np.ones_like(length)
     late = np.flatnonzero(t + what.length > length)
     if late.size and what.at_end is AtEnd.SHIFT:
-        ids = chunks["episode_id"].take(at[late])
+        ids = here["episode_id"][late]
         first_row, _, _ = index.episode_state(ids)
         first = index.first_live_step(first_row)
         first += np.where(first > 0, most_frames - 1, 0)  # where the first stack is whole
@@ -167,7 +172,7 @@ def _begin(
         rows, offsets = rows.copy(), offsets.copy()
         rows[late] = index.locate(ids, start)
         known = late[rows[late] >= chunks.base]
-        offsets[known] = start[rows[late] >= chunks.base] - chunks["first_step"].take(rows[known] - chunks.base)
+        offsets[known] = start[rows[late] >= chunks.base] - chunks["first_step"][rows[known] - chunks.base]
         t = t.copy()
         t[late] = start
     return rows, offsets, width, np.minimum(what.length, length - t)
@@ -177,15 +182,16 @@ def _choose_goals(index: TableIndex, rng: np.random.Generator, what: Window, row
     assert what.her is not None
     chunks = index.chunks
     at = rows - chunks.base
-    ids = chunks["episode_id"].take(at)
+    here = chunks.records.take(at)
+    ids = here["episode_id"]
     first_row, length, _ = index.episode_state(ids)
     first = index.first_live_step(first_row)
     relabeled = rng.random(len(rows)) < what.her.ratio
-    steps = choose_steps(rng, what.her.goal, chunks["first_step"].take(at) + offsets, first, length)
+    steps = choose_steps(rng, what.her.goal, here["first_step"] + offsets, first, length)
     found = index.locate(ids, steps)
     known = np.where(found >= chunks.base, found - chunks.base, at)
     found = np.where(relabeled, found, rows)  # of the others any will do
-    return Goals(relabeled, found, np.where(relabeled, steps - chunks["first_step"].take(known), offsets))
+    return Goals(relabeled, found, np.where(relabeled, steps - chunks["first_step"][known], offsets))
 
 
 def missing_rows(plan: Plan, index: TableIndex, fetched: Container[int]) -> list[int] | None:
@@ -195,7 +201,7 @@ def missing_rows(plan: Plan, index: TableIndex, fetched: Container[int]) -> list
     for rows in plan.rows:
         if chunks.base and int(rows.min()) < chunks.base:
             return None
-        absent = chunks["location"].take(rows - chunks.base) == NONE
+        absent = chunks["location"][rows - chunks.base] == NONE
         if absent.any():
             missing.update(row for row in np.unique(rows[absent]).tolist() if row not in fetched)
     return sorted(missing)

@@ -12,15 +12,15 @@ from replaysvc.types import Array
 
 
 def importance_weights(probability: Array, size: int, beta: float, largest: float | None) -> Array:
-    """Returns float32 [B], each at most 1, of draws with the given `probability`, float64 [B], among `size`.
+    """Returns float32 like `probability`, each at most 1, of draws with that probability, float64 [..., B], among `size`.
 
-    largest: the table's largest weight, see `largest_weight`; None: divides by the batch's largest.
+    largest: the table's largest weight, see `largest_weight`; None: divides by that of the batch, along the last axis.
     """
     probability = np.maximum(probability, sys.float_info.min)  # a quotient that underflowed is no chance of 0: it was drawn
     if not probability.size:
-        return np.ones(0, np.float32)
+        return np.ones(probability.shape, np.float32)
     if largest is None:
-        weights: Array = (probability.min() / probability) ** beta  # size cancels
+        weights: Array = (probability.min(axis=-1, keepdims=True) / probability) ** beta  # size cancels
     else:
         weights = np.exp(np.minimum(-beta * (np.log(probability) + math.log(size)) - math.log(largest), 0.0))
     return weights.astype(np.float32)

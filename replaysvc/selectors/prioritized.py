@@ -51,12 +51,15 @@ class Priorities:
         return leaves if self._alpha in (0, 1) else leaves ** (1 / self._alpha)
 
 
-def draw_prioritized(rng: np.random.Generator, count: int, tree: SumTree) -> Drawn:
-    """Returns `count` draws, one from each of as many equal strata of the total, in random order. The total is positive."""
-    total = tree.total
-    targets = (np.arange(count) + rng.random(count)) * (total / count)
-    keys, _, leaves = tree.find_leaves(targets)
-    order = rng.permutation(count)
+def draw_prioritized(rng: np.random.Generator, count: int, tree: SumTree, batches: int = 1) -> Drawn:
+    """Returns `count` draws as `batches` equal batches, one after the other. The total is positive.
+
+    Each batch has one draw from each of as many equal strata of the total as it has draws, in random order.
+    """
+    total, size = tree.total, count // batches
+    targets = (np.arange(size) + rng.random((batches, size))) * (total / size)
+    keys, _, leaves = tree.find_leaves(targets.ravel())
+    order = rng.permuted(np.arange(count).reshape(batches, size), axis=1).ravel()
     return Drawn(keys[order], leaves[order] / total)
 
 

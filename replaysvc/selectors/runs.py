@@ -62,6 +62,9 @@ class Runs:
     def select(self, ranks: Array) -> Array:
         """Returns the int64 [B] positions at `ranks`, int64 [B] in [0, size); rank 0 is the lowest position."""
         firsts, begins = self._runs.view
+        if len(firsts) == 1:
+            found: Array = ranks + firsts[0]
+            return found
         ranks = ranks + begins[0]
         run = begins.searchsorted(ranks, side="right") - 1
         positions: Array = firsts.take(run) + (ranks - begins.take(run))

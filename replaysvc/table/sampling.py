@@ -21,7 +21,7 @@ from replaysvc.sampling.gather import Source, gather_transitions
 from replaysvc.sampling.gather_sequences import gather_sequences
 from replaysvc.sampling.planning import Plan, make_plan, missing_rows
 from replaysvc.table.core import Core
-from replaysvc.types import Array, UpdateCounts
+from replaysvc.types import Allocate, Array, UpdateCounts
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,12 @@ class Sampling:
         self._most_steps = _MOST_BYTES // max(core.signature.raw_step_bytes, _MIN_STEP_BYTES)
 
     def draw(
-        self, batch_size: int, what: Window, *, sampler: str, seed: int | None, beta: float | None, timeout_s: float
-    ) -> list[BatchColumn]:
-        """Returns a batch of `batch_size` items in stored precision.
+        self, batch_size: int, what: Window, *, sampler: str, seed: int | None, beta: float | None, timeout_s: float,
+        batches: int = 1, allocate: Allocate = np.empty,
+    ) -> list[BatchColumn]:  # fmt: skip
+        """Returns `batches` batches of `batch_size` items, one after the other in each column, in stored precision.
+
+        `allocate` makes the arrays for the columns of the signature that travel as they are stored.
 
         Raises:
           NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
@@ -57,6 +60,8 @@ class Sampling:
         """
         core = self._core
         batch_size = check_number("batch_size", batch_size, 1, MAX_BATCH)
+        batches = check_number("batches", batches, 1, MAX_BATCH // batch_size)
+        count = batches * batch_size
         timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if seed is not None:
             seed = check_number("seed", seed, 0, (1 << 64) - 1)
@@ -75,28 +80,30 @@ class Sampling:
         unreadable: StorageError | None = None
         for _ in range(_DRAW_ATTEMPTS):
             with core.changed:
-                self._wait_ready(batch_size, what, sampler, deadline)
+                self._wait_ready(count, what, sampler, deadline)
                 rng = core.rng if seed is None else np.random.default_rng(seed)
-                plan = make_plan(core.index, core.samplers, sampler, rng, batch_size, what, layout, beta, self._most_steps)
+                plan = make_plan(
+                    core.index, core.samplers, sampler, rng, count, what, layout, beta, self._most_steps, batches
+                )
                 if plan is not None:
-                    core.limiter.count_sample(batch_size)
+                    core.limiter.count_sample(count)
                     core.changed.notify_all()
             if plan is None:
                 continue
             try:
-                columns = self._gather(plan)
+                columns = self._gather(plan, allocate)
             except StorageError as error:  # of a read: it says nothing of what is stored, and may pass
                 log.warning("table %s: chunks cannot be read now: %s", core.name, error)
                 columns, unreadable = None, error
             if columns is not None:
                 return columns
             with core.changed:
-                core.limiter.count_sample(-batch_size)
+                core.limiter.count_sample(-count)
                 core.samplers.give_back(sampler, what, plan.drawn.positions)
         if unreadable is not None:
             raise UnavailableError(f"table {core.name}: steps cannot be read now ({unreadable})") from unreadable
         raise NotReadyError(
-            f"table {core.name}: no {batch_size} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
+            f"table {core.name}: no {count} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
         )
 
     def update_priorities(self, sampler: str, positions: Array, priorities: Array) -> UpdateCounts:
@@ -148,7 +155,7 @@ class Sampling:
             finally:
                 core.starving.remove(batch_size)
 
-    def _gather(self, plan: Plan) -> list[BatchColumn] | None:
+    def _gather(self, plan: Plan, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again.
 
         A batch that would hold the lock, or memory for chunks that are not cached, for long is gathered in parts.
@@ -158,9 +165,12 @@ class Sampling:
         pending = [(0, len(plan.drawn.positions))]
         while pending:
             start, stop = pending.pop()
-            part = plan if stop - start == len(plan.drawn.positions) else plan.part(start, stop)
+            whole = stop - start == len(plan.drawn.positions)
             try:
-                columns = self._gather_part(part, now_s)
+                if whole:
+                    columns = self._gather_part(plan, now_s, allocate)
+                else:
+                    columns = self._gather_part(plan.part(start, stop), now_s, np.empty)
             except _TooLargeError:
                 middle = (start + stop) // 2
                 pending += [(middle, stop), (start, middle)]
@@ -174,9 +184,12 @@ class Sampling:
         if len(parts) == 1:
             return parts[0]
         specs = {name: spec for spec in core.signature.columns for name in (spec.name, f"next_{spec.name}")}
-        return [BatchColumn.join(columns, specs.get(columns[0].name)) for columns in zip(*parts, strict=True)]
+        return [
+            BatchColumn.join(columns, specs.get(name), allocate if name in specs else np.empty)
+            for name, columns in zip([column.name for column in parts[0]], zip(*parts, strict=True), strict=True)
+        ]
 
-    def _gather_part(self, plan: Plan, now_s: float) -> list[BatchColumn] | None:
+    def _gather_part(self, plan: Plan, now_s: float, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone.
 
         Raises:
@@ -187,7 +200,7 @@ class Sampling:
             raise _TooLargeError
         with contextlib.ExitStack() as reading:
             while True:
-                missing, columns = self._take(plan, fetched, now_s)
+                missing, columns = self._take(plan, fetched, now_s, allocate)
                 if not missing:
                     return columns
                 if not fetched:
@@ -196,7 +209,7 @@ class Sampling:
                     return None
 
     def _take(
-        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float
+        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float, allocate: Allocate
     ) -> tuple[list[int], list[BatchColumn] | None]:
         """Returns the rows of chunks that must be read first, or the columns; neither if some chunks are gone."""
         core = self._core
@@ -214,7 +227,7 @@ class Sampling:
                 core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
             if missing:
                 return missing, None
-            source = Source(core.index, core.cache, core.signature, fetched, now_s)
+            source = Source(core.index, core.cache, core.signature, fetched, now_s, allocate)
             gather = gather_transitions if isinstance(plan.what, Transitions) else gather_sequences
             return [], gather(plan, source)
 

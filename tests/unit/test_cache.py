@@ -73,15 +73,30 @@ def test_offsets_belong_to_their_chunk_alone_also_when_its_slot_is_used_again():
     cache = Cache(SIGNATURE, 600, 600)
     plain, plain_slot, _ = cache.insert(Cache.RECENT, 0, chunk(1, 1), 1)
     moved, moved_slot, _ = cache.insert(Cache.RECENT, 1, chunk(1, 2, np.array([1000, 0], np.float32)), 1)
-    rows, slots = np.array([plain, moved, moved + 1]), np.array([plain_slot, moved_slot, moved_slot])
-    _, items, offsets = cache.take(0, rows, slots)
-    assert items.tolist() == [1, 2]
-    assert offsets.tolist() == [[1000, 0], [1000, 0]]
+    rows, slots = np.array([plain, moved, *[plain + 1] * 6]), np.array([plain_slot, moved_slot, *[plain_slot] * 6])
+    values, items, offsets = cache.take(0, rows, slots)
+    assert values.dtype == np.float16
+    assert items.tolist() == [1]
+    assert offsets.tolist() == [[1000, 0]]
     while True:  # go round until the slot is given out again, to a chunk without offsets
         location, slot, _ = cache.insert(Cache.RECENT, 2, chunk(1, 3), 1)
         if slot == moved_slot:
             break
     assert cache.take(0, np.array([location]), np.array([slot]))[1] is None
+
+
+def test_where_many_values_stand_around_offsets_they_come_in_the_declared_dtype_and_no_other_changes():
+    cache = Cache(SIGNATURE, 4000, 4000)
+    zero = chunk(1, 0)
+    zero[0].values[0] = -0.0
+    plain, plain_slot, _ = cache.insert(Cache.RECENT, 0, zero, 1)
+    moved, moved_slot, _ = cache.insert(Cache.RECENT, 1, chunk(1, 2, np.array([1000, -0.0], np.float32)), 1)
+    assert cache.has_offsets(0)
+    values, items, offsets = cache.take(0, np.array([plain, moved]), np.array([plain_slot, moved_slot]))
+    assert values.dtype == np.float32
+    assert values.tolist() == [[0, 0], [1002, 2]]
+    assert np.signbit(values[0]).all()
+    assert (items, offsets) == (None, None)
 
 
 def test_lossless_chunk_of_a_cast_column_widens_the_column():
