@@ -145,7 +145,7 @@ def item_columns(plan: Plan, source: Source, anchor: Place) -> list[BatchColumn]
         "t": here["first_step"] + anchor.offsets,
         "probability": drawn.probability,
         "importance_weight": plan.weights,
-        "age_s": (source.now_s - here["committed_at_s"]).astype(np.float32),
+        "age_s": np.maximum(source.now_s - here["committed_at_s"], 0.0).astype(np.float32),  # clocks are set back
         "policy_version": here["policy_version"].copy(),
     }
     if plan.goals is not None:

@@ -31,7 +31,7 @@ _MIN_STEP_BYTES = 128  # what the places and flags of one step take meanwhile
 _PART_STEPS = 1 << 18  # that are gathered at once, under the lock
 _PART_BYTES = 64 << 20  # of chunks, decoded, that are read from the disk at once
 _READERS = threading.BoundedSemaphore(4)  # parts with chunks from the disk that exist at once in this process
-_DRAW_ATTEMPTS = 8  # a draw is repeated when its chunks were removed or found damaged meanwhile
+_DRAW_ATTEMPTS = 8  # so often in a row is a draw repeated whose chunks were removed meanwhile, or cannot be read
 
 
 class _TooLargeError(Exception):
@@ -78,7 +78,11 @@ class Sampling:
             )
         deadline = time.monotonic() + timeout_s
         unreadable: StorageError | None = None
-        for _ in range(_DRAW_ATTEMPTS):
+        attempts, corrupt = 0, core.counts["corrupt"]
+        while attempts < _DRAW_ATTEMPTS:
+            attempts += 1
+            if core.counts["corrupt"] > corrupt:  # damage was found, and is drawn no more: each time there is less of it
+                attempts, corrupt = 1, core.counts["corrupt"]
             with core.changed:
                 self._wait_ready(count, what, sampler, deadline)
                 rng = core.rng if seed is None else np.random.default_rng(seed)

@@ -145,3 +145,16 @@ def test_reserve_of_the_configuration_stops_appends_and_nothing_else(path):
         assert table.append(b"a session of its", "a", [(0, chunks[0])], urgent=True, timeout_s=60) == 0
         with pytest.raises(NotFoundError):
             replay.table("t").read_episode(0)
+
+
+def test_draw_goes_on_as_long_as_it_finds_damage_that_nobody_knew_of(tmp_path):
+    """Each attempt finds at most one damaged chunk here, and there are many more of them than attempts in vain are made."""
+    with Replay(tmp_path / "s") as replay:
+        write_episodes(replay.create_table("t", SCALARS, TableConfig(chunk_steps=1)), [30])
+    for chunk in range(29):
+        corrupt(tmp_path / "s", "t", chunk)
+    with Replay(tmp_path / "s") as replay:
+        table = replay.table("t")
+        while table.stats().corrupt_chunks_total < 29:
+            assert table.sample(1).positions.tolist() == [29]
+        assert table.stats().steps == 1

@@ -135,6 +135,16 @@ def test_a_batch_has_one_draw_from_each_stratum_in_random_order():
     check_chi_square(np.array([batch.positions[7] for batch in batches]), [1 / 8] * 8)
 
 
+def test_of_several_batches_drawn_together_each_has_its_own_strata():
+    tree = SumTree()
+    tree.set_range(0, 8, 1.0)
+    rng = np.random.default_rng(8)
+    rows = np.concatenate([draw_prioritized(rng, 24, tree, 3).positions.reshape(3, 8) for _ in range(300)])
+    assert (np.sort(rows, axis=1) == np.arange(8)).all()
+    check_chi_square(rows[:, 0], [1 / 8] * 8)
+    assert len({tuple(row) for row in rows.tolist()}) > 800  # of 40,320 orders
+
+
 def test_zero_priorities_are_never_drawn():
     given = np.random.default_rng(9).random(100_000)
     given[::2] = 0

@@ -108,6 +108,11 @@ def test_weights_are_relative_to_the_batch():
     assert weights.tolist() == [0.25, 1, 0.5]
 
 
+def test_weights_of_several_batches_are_relative_to_each_ones_own():
+    weights = importance_weights(floats(0.5, 0.125, 0.25, 0.5).reshape(2, 2), 4, 1.0, None)
+    assert weights.tolist() == [[0.25, 1], [1, 0.5]]
+
+
 def test_weights_are_relative_to_the_table():
     """The smallest leaf is 1 of 16 in all: (4 * 1/16)^-0.5 = 2. Of the draws: (4 * P)^-0.5 = 0.5, 1."""
     largest = largest_weight(1.0, 16.0, 4, 0.5)
