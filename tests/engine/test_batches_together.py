@@ -25,7 +25,8 @@ def together(table, size, what, batches, **options):
 
 def rows(batch):
     """Returns (position, episode, t, observation) of each item."""
-    return list(zip(batch.positions.tolist(), batch.episode_id.tolist(), batch.t.tolist(), batch.observation.tolist(), strict=True))
+    columns = (batch.positions, batch.episode_id, batch.t, batch.observation)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @pytest.mark.parametrize("what", [Transitions(), Transitions(n_step=2), Sequences(length=3)], ids=repr)
