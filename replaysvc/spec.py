@@ -124,6 +124,10 @@ class FieldSpec:
         Raises:
           SpecMismatchError: wrong shape, dtype kind or range, NaN or infinity where `finite` is set, object arrays.
         """
+        if type(value) is np.ndarray and value.dtype == self.dtype and value.shape == self.shape and not (
+            self.finite or self.ragged
+        ):  # as a rule
+            return value
         try:
             array = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:  # ragged lists, and tensors that numpy cannot take

@@ -38,6 +38,10 @@ class Lock(Protocol):
     def release(self) -> None: ...
 
 
+_BOOLS, _FLOATS = (bool, np.bool_), (float, np.float32, np.float64)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
 class ChunkSink(Protocol):
     """Where a writer's chunks go. One sink serves many writers; chunks are kept in the order in which they were put."""
 
@@ -157,13 +161,17 @@ class Writer:
             if self._flat:  # the common case, without walking trees
                 buffers[0][n + 1] = specs[0].check(next_observation)
                 buffers[1][n] = specs[1].check(action)
-                buffers[2][n] = specs[2].check(reward)
+                if type(reward) in _FLOATS and -_FLOAT32_MAX <= reward <= _FLOAT32_MAX:  # a NaN is within nothing
+                    buffers[2][n] = reward
+                else:
+                    buffers[2][n] = specs[2].check(reward)
             else:
                 at = self._put_row(0, self._signature.observation, next_observation, "next_observation", row=n + 1)
                 at = self._put_row(at, self._signature.action, action, "action", row=n)
                 buffers[at][n] = specs[at].check(reward)
-            self._put_extras(extras, n)
-            if not (isinstance(terminated, bool | np.bool_) and isinstance(truncated, bool | np.bool_)):
+            if not self._flat or extras is not None or self._priorities_at:
+                self._put_extras(extras, n)
+            if not (isinstance(terminated, _BOOLS) and isinstance(truncated, _BOOLS)):
                 raise SpecMismatchError("terminated, truncated", "two bools", f"{terminated!r}, {truncated!r}")
             if n == 0:
                 self._started_at = self._clock()

@@ -11,7 +11,8 @@ import numpy as np
 
 from replaysvc.errors import InvalidRequestError, NotFoundError
 from replaysvc.index.chunk_links import NONE
-from replaysvc.index.table_index import DEAD, EPISODE_FIELDS, LOST, TERMINATED, TRUNCATED, Added, TableIndex
+from replaysvc.index.fields import EPISODE_FIELDS
+from replaysvc.index.table_index import DEAD, LOST, TERMINATED, TRUNCATED, Added, TableIndex
 from replaysvc.types import EpisodeRecord
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from replaysvc.index.chunk_links import NONE, find_depth, find_step, jump_lengths
 from replaysvc.index.columns import Columns
+from replaysvc.index.fields import ALONE, EPISODE_FIELDS, STORED, TOGETHER
 from replaysvc.storage import EpisodeEntry, LoadedTable
 from replaysvc.types import Array
 
@@ -18,21 +19,6 @@ TERMINATED, TRUNCATED = 1, 2  # flags of a chunk, about its last step, and of an
 DEAD = 4  # flag of a chunk that can no longer be read: never drawn, and windows end before it
 DELETED = 8  # flag of a chunk that was taken out on purpose; DEAD, too
 LOST = 16  # flag of an episode that the service ended, since its writer was gone; TRUNCATED, too
-
-_STORED_FIELDS = {
-    "chunk_id": "i8", "position": "i8", "episode_id": "i8", "first_step": "i8", "n_steps": "i8", "policy_version": "i8",
-    "committed_at_s": "f8", "checksum": "u8", "stored_bytes": "u4", "fallbacks": "u4", "flags": "u1",
-}  # fmt: skip
-_CHUNK_FIELDS = _STORED_FIELDS | {
-    "next_row": "i8", "prev_row": "i8", "jump_row": "i8", "depth": "i4", "location": "i8", "slot": "i4",
-}  # fmt: skip
-_TOGETHER = (
-    "episode_id", "first_step", "policy_version", "committed_at_s", "location", "next_row", "prev_row", "n_steps", "slot",
-)  # what is looked up of each chunk of a batch: 64 bytes, as much as a processor reads at once
-EPISODE_FIELDS = {
-    "first_row": "i8", "last_row": "i8", "length": "i8", "return_": "f8", "policy_version": "i8", "started_at_s": "f8",
-    "actor": "i4", "flags": "u1",
-}  # fmt: skip
 
 
 class Added(NamedTuple):
@@ -47,10 +33,7 @@ class TableIndex:
     """Chunks and episodes of one table, and the range of positions [tail, head) that is offered for sampling."""
 
     def __init__(self, loaded: LoadedTable) -> None:
-        self.chunks = Columns(
-            {name: code for name, code in _CHUNK_FIELDS.items() if name not in _TOGETHER},
-            together={name: code if name != "n_steps" else "i4" for name, code in _CHUNK_FIELDS.items() if name in _TOGETHER},
-        )
+        self.chunks = Columns(ALONE, together=TOGETHER)
         self._actors: list[str] = []
         self._actor_numbers: dict[str, int] = {}
         self.lost: dict[int, int] = {}  # of episodes with LOST: the number of their end, as they came to it
@@ -79,7 +62,7 @@ class TableIndex:
             if entry.episode_id >= base:
                 episodes["actor"][entry.episode_id - base] = self._new_actor_number(entry.actor)
                 episodes["started_at_s"][entry.episode_id - base] = entry.started_at_s
-        values: dict[str, Array] = {name: index[name] for name in _STORED_FIELDS}
+        values: dict[str, Array] = {name: index[name] for name in STORED}
         unset = np.full(count, NONE)
         values |= dict.fromkeys(("next_row", "prev_row", "location"), unset)
         values |= {"jump_row": first + np.arange(count), "depth": np.zeros(count, np.int32), "slot": np.zeros(count, np.int32)}

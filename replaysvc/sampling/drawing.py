@@ -5,6 +5,7 @@ least recently used ones are given up. A prioritized sampler keeps one priority 
 has a second sum tree over those alone, made when first asked for. Not thread-safe: the table's lock is held around every call.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -73,7 +74,7 @@ class Samplers:
         return ""
 
     def draw(self, name: str, what: Window, rng: np.random.Generator, count: int, batches: int = 1) -> Drawn:
-        """Draws items, with replacement but for queues, as `batches` equal batches; `waiting_for` said that there are enough."""
+        """Draws items, with replacement but for queues, as `batches` equal ones; `waiting_for` said that there are enough."""
         options = self._options(name)
         if isinstance(options, Fifo | Lifo):
             return Drawn(self._queue(name, what).draw(count), np.ones(count))
@@ -84,6 +85,10 @@ class Samplers:
             return self._set(items.kind).draw_by_episode(rng, count)
         if isinstance(options, Recency):
             return draw_recent(rng, count, items, options.half_life)
+        if items.kind.whole_stacks and 2 * items.size >= self.steps.size:
+            # drawn from all steps, which takes no tree: a step whose stack is cut cannot be read and is drawn again, as often
+            # as it takes, so each item is as likely as any other
+            return Drawn(draw_uniform(rng, count, self.steps).positions, np.full(count, 1.0 / items.size))
         return draw_uniform(rng, count, items)
 
     def exponent(self, name: str, beta: float | None) -> float:
@@ -336,18 +341,21 @@ class Samplers:
 
     def restore_priorities(self, name: str, blocks: Sequence[tuple[int, Array]]) -> None:
         """Takes saved leaves back; steps that none were saved of get the largest."""
-        index, priorities = self._index, self.priorities_of(name)
-        covered = [(start, start + len(leaves)) for start, leaves in blocks]
-        saved = np.concatenate([np.arange(*range_) for range_ in covered]) if covered else np.empty(0, np.int64)
-        leaves = np.concatenate([leaves for _, leaves in blocks]) if covered else np.empty(0)
-        live = np.concatenate([np.arange(start, stop) for start, stop in index.runs()] or [np.empty(0, np.int64)])
-        live = live[live >= index.tail]
-        among = np.isin(saved, live, assume_unique=True)
-        saved, leaves = saved[among], leaves[among]
-        if saved.size:
-            rest = np.setdiff1d(live, saved, assume_unique=True)
-            priorities.update(saved, leaves)
-            priorities.update(rest, np.full(len(rest), leaves.max() or 1.0))
+        priorities = self.priorities_of(name)
+        runs = [(max(start, self._index.tail), stop) for start, stop in self._index.runs()]
+        starts, stops = [start for start, _ in runs], [stop for _, stop in runs]
+        pieces = [  # of what was saved and is live: first position, leaves
+            (max(first, start), leaves[max(start - first, 0) : stop - first])
+            for first, leaves in blocks
+            for start, stop in runs[bisect_right(stops, first) : bisect_left(starts, first + len(leaves))]
+        ]
+        if not pieces:
+            return
+        largest = max(float(leaves.max()) for _, leaves in pieces) or 1.0
+        for start, stop in runs:
+            priorities.restore(start, stop, largest)
+        for first, leaves in pieces:
+            priorities.restore(first, first + len(leaves), leaves)
 
     def restore_queue(self, name: str, kind: Kind, positions: Array, remaining: Array, head: int, ends: int) -> None:
         """Takes a queue's saved content back, and what became complete since: by steps from `head` on, ends from `ends` on."""

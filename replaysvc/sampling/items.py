@@ -65,6 +65,11 @@ class Kind:
         return np.asarray(limit, np.int64)
 
     @property
+    def whole_stacks(self) -> bool:
+        """Returns whether these are all steps but those whose stacks are cut."""
+        return self.back > 0 and self == Kind(back=self.back)
+
+    @property
     def words(self) -> str:
         """Returns what this kind is, for an error's sentence."""
         if self.period == _WHOLE:

@@ -34,6 +34,10 @@ class Priorities:
         """Sets the `leaves`, as `powers` returns them, of int64 `positions`, each once and in the table."""
         self.tree.set(positions, leaves)
 
+    def restore(self, start: int, stop: int, leaves: Array | float) -> None:
+        """Sets the `leaves` of [start, stop), as `leaves` returned them, float64 [stop - start] or one for all."""
+        self.tree.set_range(start, stop, leaves)
+
     def remove_before(self, position: int) -> None:
         self.tree.remove_before(position)
 

@@ -33,3 +33,19 @@ def test_memory_follows_what_is_kept_not_what_ever_was(kept):
         columns.remove_to(columns.end - kept)
     assert columns["a"].tolist() == list(range(200_000 - kept, 200_000))
     assert columns["a"].base.nbytes < 8 * 16 * (kept + 1024)
+
+
+def test_fields_that_lie_together_are_read_as_records_and_alone_and_stay_in_step_when_arrays_move():
+    columns = Columns({"a": "i8"}, together={"b": "i8", "c": "f4"})
+    for start in range(0, 300, 100):
+        numbers = np.arange(start, start + 100)
+        columns.append({"a": numbers, "b": 2 * numbers, "c": numbers / 2})
+        columns["b"][0] = -1
+        columns.remove_to(columns.end - 60)
+    assert columns.records.dtype.itemsize == 12
+    records = columns.records.take([0, 59])
+    assert records["b"].tolist() == [480, 598]
+    assert records["c"].tolist() == [120, 149.5]
+    assert columns["a"].tolist() == list(range(240, 300))
+    columns["c"][1] = 9
+    assert columns.records["c"][1] == 9
