@@ -5,6 +5,7 @@ table = replay.table("cartpole")
 batch = table.sample(256)
 """
 
+from replay_client.ahead import TensorStream, tensor_batches
 from replay_client.client import Client, connect
 from replay_client.connection import Tls
 from replay_client.table import RemoteTable
@@ -105,6 +106,7 @@ __all__ = [
     "Table",
     "TableConfig",
     "TableStats",
+    "TensorStream",
     "Terminated",
     "Tls",
     "Transitions",
@@ -118,4 +120,5 @@ __all__ = [
     "Writer",
     "WriterFencedError",
     "connect",
+    "tensor_batches",
 ]  # fmt: skip
