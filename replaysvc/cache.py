@@ -72,6 +72,10 @@ class Ring:
         self.used += length
         return self._first + begin, self._first_slot + slot, gone
 
+    def used_slots(self) -> Array:
+        """Returns the slots of all entries that are there."""
+        return self._first_slot + np.arange(self._tail, self._head) % max(1, len(self._owner))
+
     def _free(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Drops the oldest entries while they overlap rows [begin, end)."""
         gone = []
@@ -169,9 +173,10 @@ class Cache:
                 return
             has = self._has_offset[i] = reserve((self._slots,), np.bool_)
             values = self._offsets[i] = reserve((self._slots, *self._specs[i].shape), self._specs[i].dtype)
+            for ring in self._rings:
+                values[ring.used_slots()] = -0.0
         has[slot] = offsets is not None
-        if offsets is not None:
-            values[slot] = offsets
+        values[slot] = -0.0 if offsets is None else offsets  # to add -0.0 changes no value, not even -0.0
 
     def has_offsets(self, i: int) -> bool:
         """Returns whether values of column `i` may stand around offsets at present."""
@@ -202,10 +207,7 @@ class Cache:
         count = np.count_nonzero(around)
         if count * _OFFSET_SHARE > len(rows):
             wide = from_float16(values, self._specs[i].dtype, allocate)
-            added = offsets.take(slots, axis=0)
-            if count < len(rows):
-                added[~around] = -0.0  # which changes no value, not even -0.0
-            wide += added
+            wide += offsets.take(slots, axis=0)
             return wide, None, None
         if not count:
             return values, None, None

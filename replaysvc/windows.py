@@ -82,10 +82,10 @@ def resolve_forward(row: Array, offset: Array, length: int, n_steps: Array, next
     entry i is chunk row `base` + i.
     Cost: O(B * length), and O(B) for each chunk boundary that the longest window crosses.
     """
+    if length == 1:
+        return Windows(row[:, None], offset[:, None], np.ones_like(row), row, offset)
     counts = np.minimum(n_steps[row - base] - offset, length)
     end_row, end_offset = row, offset + counts - 1
-    if length == 1:
-        return Windows(row[:, None], offset[:, None], counts, end_row, end_offset)
     # each window as the runs of steps that it takes from one chunk after the other, which need no look at single steps
     runs, taken = [row], [counts]
     while True:

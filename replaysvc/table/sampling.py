@@ -92,6 +92,8 @@ class Sampling:
                 if plan is not None:
                     core.limiter.count_sample(count)
                     core.changed.notify_all()
+                    if (columns := self._take_cached(plan, allocate)) is not None:
+                        return columns
             if plan is None:
                 continue
             try:
@@ -159,6 +161,29 @@ class Sampling:
             finally:
                 core.starving.remove(batch_size)
 
+    def _take_cached(self, plan: Plan, allocate: Allocate) -> list[BatchColumn] | None:
+        """Returns the columns of a plan if all of it is cached, and it is not so large that it is taken in parts. The lock
+        is held."""
+        core = self._core
+        if plan.steps > _PART_STEPS or missing_rows(plan, core.index, ()) != []:
+            return None
+        columns = self._columns(plan, {}, core.clock(), allocate)
+        core.counts["hits"] += len(plan.drawn.positions)
+        self._count(plan)
+        return columns
+
+    def _count(self, plan: Plan) -> None:
+        self._core.counts["calls"] += 1
+        self._core.counts["items"] += len(plan.drawn.positions)
+
+    def _columns(
+        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float, allocate: Allocate
+    ) -> list[BatchColumn]:
+        """Returns the columns of a plan, of which nothing is missing. The lock is held."""
+        core = self._core
+        source = Source(core.index, core.cache, core.signature, fetched, now_s, allocate)
+        return gather_transitions(plan, source) if isinstance(plan.what, Transitions) else gather_sequences(plan, source)
+
     def _gather(self, plan: Plan, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again.
 
@@ -183,8 +208,7 @@ class Sampling:
                 return None
             parts.append(columns)
         with core.changed:
-            core.counts["calls"] += 1
-            core.counts["items"] += len(plan.drawn.positions)
+            self._count(plan)
         if len(parts) == 1:
             return parts[0]
         specs = {name: spec for spec in core.signature.columns for name in (spec.name, f"next_{spec.name}")}
@@ -231,9 +255,7 @@ class Sampling:
                 core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
             if missing:
                 return missing, None
-            source = Source(core.index, core.cache, core.signature, fetched, now_s, allocate)
-            gather = gather_transitions if isinstance(plan.what, Transitions) else gather_sequences
-            return [], gather(plan, source)
+            return [], self._columns(plan, fetched, now_s, allocate)
 
     def _read(self, missing: list[int], fetched: dict[int, DecodedChunk]) -> bool:
         """Reads and decodes chunks into `fetched` and the cache; returns whether all could be read; leaves out what cannot."""
