@@ -65,6 +65,7 @@ MAY: dict[str, frozenset[Role]] = {
     "ReadEpisode": _LOOKING,
     "PutParams": _MAKING,
     "GetParams": _ALL,
+    "OpenShared": _LEARNING,
     "Snapshot": _ADMIN,
     "Compact": _ADMIN,
 }

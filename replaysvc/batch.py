@@ -245,13 +245,15 @@ def split(batch: Batch, count: int) -> list[Batch]:
 
 def _part(value: Any, start: int, stop: int) -> Any:
     """Returns items [start, stop) of a column of a batch."""
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:  # as a rule
         return value[start:stop]
+    if value is None or not value:
+        return value
     if isinstance(value, RaggedArray):
         return value.part(start, stop)
     if isinstance(value, Mapping):
         return {key: _part(child, start, stop) for key, child in value.items()}
-    return None if value is None else tuple(_part(child, start, stop) for child in value)
+    return tuple(_part(child, start, stop) for child in value)
 
 
 def episode_columns(

@@ -27,6 +27,7 @@ from replaysvc.options import (
 MiB = 1 << 20
 MAX_MESSAGE_BYTES = 64 * MiB  # one gRPC message, both ways; larger data are streamed or refused
 MAX_LARGE_BYTES = 1024 * MiB  # one batch that is streamed in pieces
+SHARED_COLUMN_BYTES = 64 << 10  # columns of a batch that are as large may lie in shared memory
 MAX_UPDATES = 1 << 20  # priorities set, or episodes deleted, in one call
 EPISODES_PAGE_BYTES = 8 * MiB  # a list of episode records ends when it is as large, and the client asks for the next page
 
@@ -188,6 +189,8 @@ class ClientConfig:
     call_timeout_s: longest one attempt of a call may take.
     buffer_bytes: encoded chunks that writers may hold unacknowledged; beyond it `append` does as `when_full` says.
     append_bytes: most bytes of chunks in one append message.
+    shared_bytes: memory that the client shares with a server on its own host, which puts large batches there. Batches that are
+      kept beyond it, or that share none (0), come through the socket.
     """
 
     reconnect_timeout_s: float = 60.0
@@ -195,8 +198,10 @@ class ClientConfig:
     buffer_bytes: int = 64 * MiB
     append_bytes: int = 16 * MiB
     when_full: WhenFull = WhenFull.BLOCK
+    shared_bytes: int = 256 * MiB
 
     def __post_init__(self) -> None:
         _settle_numbers(self, {"buffer_bytes": (MiB, 1 << 36), "append_bytes": (1 << 10, MAX_MESSAGE_BYTES // 2)})
+        _settle_numbers(self, {"shared_bytes": (0, 1 << 40)})
         _settle_numbers(self, {"reconnect_timeout_s": (0, 86_400), "call_timeout_s": (0.01, 3600)}, whole=False)
         _settle_choice(self, "when_full", WhenFull)

@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     queue_bytes: int = _DEFAULTS.queue_bytes
     request_bytes: int = _LIMITS.request_bytes
     answer_bytes: int = _LIMITS.answer_bytes
+    shared_bytes: int = _LIMITS.shared_bytes
     state_interval_s: float = _DEFAULTS.state_interval_s
     disk_reserve_bytes: int = _DEFAULTS.disk_reserve_bytes
     scrub_bytes_per_s: int = _DEFAULTS.scrub_bytes_per_s
@@ -115,7 +116,7 @@ class Settings(BaseSettings):
 
     def limits(self) -> Limits:
         """Returns the server's share of the settings. Raises SpecMismatchError."""
-        return Limits(request_bytes=self.request_bytes, answer_bytes=self.answer_bytes)
+        return Limits(**{name: getattr(self, name) for name in ("request_bytes", "answer_bytes", "shared_bytes")})
 
     def store(self) -> StoreConfig:
         """Returns the store's share of the settings. Raises SpecMismatchError."""

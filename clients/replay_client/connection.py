@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from replay_client import shared
 from replay_client.credentials import Tls as Tls
 from replay_client.credentials import Token, mismatch
 from replay_client.frames import join_pieces
@@ -37,6 +38,7 @@ SIZE_KEY = "replaysvc-bytes"
 _LARGE = ("Append", "UpdatePriorities", "DeleteEpisodes")  # methods whose requests may be larger than one message to the server
 _PIECE_BYTES = 1 << 20
 _LONGEST_WISH_S = 60.0  # a server's wish to be left alone for longer is none that we grant
+_OFFER_S = 2.0  # longest that a batch waits for the server to say whether memory can be shared
 _TICK_S = 0.1  # how often a pause looks whether the connection was closed
 _FORK_WAIT_S = 5.0  # how long a fork waits for calls that are under way
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -128,6 +130,9 @@ class _Gate:
 
 _gate = _Gate()
 os.register_at_fork(before=_gate.close, after_in_parent=_gate.open, after_in_child=_gate.__init__)  # type: ignore[misc]
+os.register_at_fork(  # its `before` is called before the gate's: who makes a slot there must still get through
+    before=shared.before_fork, after_in_parent=shared.after_fork_in_parent, after_in_child=shared.after_fork_in_child
+)
 
 
 class Connection:
@@ -151,6 +156,7 @@ class Connection:
         self._joined: Any = None  # the methods of _LARGE, for requests in several messages
         self._frames: Any = None
         self._pieces: Any = None
+        self.shared = shared.SharedMemory(self._offer, config.shared_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Connection, (self.address, self._token, self._tls, self.config))
@@ -180,9 +186,8 @@ class Connection:
                 )
                 for method in _LARGE
             }
-            serialize = pb.SampleRequest.SerializeToString
-            self._frames = channel.unary_unary("/replaysvc.v1.ReplayFrames/Sample", request_serializer=serialize)
-            self._pieces = channel.unary_stream("/replaysvc.v1.ReplayFrames/SampleLarge", request_serializer=serialize)
+            self._frames = channel.unary_unary("/replaysvc.v1.ReplayFrames/Sample")
+            self._pieces = channel.unary_stream("/replaysvc.v1.ReplayFrames/SampleLarge")
             self._process = process
 
     @property
@@ -214,8 +219,12 @@ class Connection:
         with translated(self.address), _gate:
             return list(getattr(self._stub, method)(request, timeout=self.config.call_timeout_s * 10, metadata=self._metadata))
 
-    def start_sample(self, request: pb.SampleRequest, timeout_s: float) -> Any:
-        """Starts one attempt of a sample call; returns its future."""
+    def _offer(self) -> pb.OpenSharedResponse:
+        offer: pb.OpenSharedResponse = self.call("OpenShared", pb.OpenSharedRequest(), timeout_s=_OFFER_S)
+        return offer
+
+    def start_sample(self, request: bytes, timeout_s: float) -> Any:
+        """Starts one attempt of a sample call, of which `request` is the message; returns its future."""
         self._connect()
         _gate.enter()
         try:
@@ -227,14 +236,14 @@ class Connection:
         future.add_done_callback(_gate.leave)
         return future
 
-    def sample(self, request: pb.SampleRequest, timeout_s: float) -> bytes:
+    def sample(self, request: bytes, timeout_s: float) -> bytes:
         """Returns the frame of one attempt of a sample call. Raises as `call`."""
         self._connect()
         with translated(self.address), _gate:
             frame: bytes = self._frames(request, timeout=timeout_s, metadata=self._metadata)
         return frame
 
-    def sample_large(self, request: pb.SampleRequest, timeout_s: float) -> bytearray:
+    def sample_large(self, request: bytes, timeout_s: float) -> bytearray:
         """Returns the frame of one attempt of a sample call whose answer is streamed in pieces.
 
         Raises:
@@ -296,6 +305,7 @@ class Connection:
 
     def close(self) -> None:
         """Closes this process's channel; a later call makes a new one."""
+        self.shared.close()
         if self._process == os.getpid():
             with self._lock:
                 self._closes += 1

@@ -1,23 +1,21 @@
 """A table of a service, with the methods of an embedded one."""
 
+import contextlib
 import itertools
 import json
-import random
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from replay_client.connection import translated
-from replay_client.frames import decode_frame
-from replay_client.windows import request_of, steps_of
-from replaysvc.batch import assemble, episode_columns
+from replay_client.batches import Batches
+from replay_client.windows import request_of
+from replaysvc.batch import episode_columns
 from replaysvc.checks import check_actor, check_epoch_number, check_number
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
-from replaysvc.errors import CapacityError, NotFoundError, NotReadyError, SpecMismatchError, UnavailableError, WaitTimeoutError
+from replaysvc.errors import NotFoundError, SpecMismatchError
 from replaysvc.options import Fifo, Lifo, Limiter
 from replaysvc.requests import Episodes, Transitions, Window
 from replaysvc.spec import Signature
@@ -29,11 +27,8 @@ if TYPE_CHECKING:
     from replay_client.client import Client
 
 _MAX_BATCH = 1 << 20
-_UNDER_WAY_BYTES = 128 << 20  # of batches that a stream has asked for: each lies in the server's memory until it is sent
-_WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
-_LARGER = 10  # times as long as other calls may one take whose answer is streamed
+_MOST_KINDS = 256
 _COMPACT_TIMEOUT_S = 3600.0  # it may write anew much of what is stored
-_PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 
 
 class RemoteTable:
@@ -44,6 +39,7 @@ class RemoteTable:
         self.name, self.signature, self.config = name, signature, config
         self._specs = {spec.name: spec for spec in signature.columns if spec.cast}
         self._specs |= {f"next_{name}": spec for name, spec in self._specs.items()}
+        self._kinds: dict[Any, Batches] = {}  # what was asked for
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RemoteTable, (self._client, self.name, self.signature, self.config))
@@ -78,93 +74,48 @@ class RemoteTable:
         Raises:
           NotReadyError: nothing can be drawn; says why, and how many of how many.
         """
-        request = self._request(batch_size, what, sampler, seed, beta, timeout_s)
-        return self._sample(request, what, time.monotonic() + timeout_s)
+        if seed is not None:
+            seed = check_number("seed", seed, 0, (1 << 64) - 1)
+        batches = self._batches(batch_size, what, sampler, beta, timeout_s)
+        return batches.sample(time.monotonic() + timeout_s, seed=seed)
 
     def stream(
         self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
         prefetch: int = 4, timeout_s: float = 60.0,
     ) -> Iterator[Batch]:  # fmt: skip
-        """Yields batches without end, each as `sample` gives it, with `prefetch` requests under way; fewer of large batches.
+        """Yields batches without end, each as `sample` gives it, with `prefetch` of them under way; fewer large ones, and small
+        ones several at a time.
 
         Nothing is under way beyond the batch that is asked for where it would count: from a queue, in a table whose limiter
         holds a ratio, and of whole episodes.
         """
         prefetch = check_number("prefetch", prefetch, 1, 64)
-        request = self._request(batch_size, what, sampler, None, beta, timeout_s)
+        batches = self._batches(batch_size, what, sampler, beta, timeout_s)
         if isinstance(what, Episodes) or self._counts_each_request(sampler):
-            return (self._sample(request, what, time.monotonic() + timeout_s) for _ in itertools.count())
-        most = _UNDER_WAY_BYTES // (self.signature.raw_step_bytes * request.batch_size * steps_of(what))
-        return self._stream(request, what, min(prefetch, max(1, most)), timeout_s)
+            return (batches.sample(time.monotonic() + timeout_s) for _ in itertools.count())
+        return batches.stream(prefetch, timeout_s)
 
     def _counts_each_request(self, sampler: str) -> bool:
         """Returns whether a batch that nobody looks at would be missed."""
         limited = self.config.limiter.samples_per_insert is not None
         return limited or isinstance(self.config.samplers.get(sampler), Fifo | Lifo)
 
-    def _stream(self, request: pb.SampleRequest, what: Window, prefetch: int, timeout_s: float) -> Iterator[Batch]:
-        connection = self._client.connection
-        under_way: deque[Any] = deque()
-        try:
-            while True:
-                closes = connection.closes
-                while len(under_way) < prefetch:
-                    under_way.append(connection.start_sample(request, connection.config.call_timeout_s))
-                future = under_way.popleft()
-                try:
-                    with translated(connection.address):
-                        frame = future.result()
-                except (UnavailableError, WaitTimeoutError, NotReadyError, CapacityError):
-                    yield self._sample(request, what, time.monotonic() + timeout_s, closes)
-                    continue
-                yield self._batch(frame, what)
-        finally:
-            for future in under_way:
-                future.cancel()
-
-    def _request(
-        self, batch_size: int, what: Window, sampler: str, seed: int | None, beta: float | None, timeout_s: float
-    ) -> pb.SampleRequest:
+    def _batches(self, batch_size: int, what: Window, sampler: str, beta: float | None, timeout_s: float) -> Batches:
         batch_size = check_number("batch_size", batch_size, 1, _MAX_BATCH)
-        timeout_s = check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
-        if seed is not None:
-            seed = check_number("seed", seed, 0, (1 << 64) - 1)
+        check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if beta is not None:
             beta = check_number("beta", beta, 0, 4, whole=False)
-        return request_of(
-            what, table=self.name, batch_size=batch_size, sampler=_sampler(sampler), seed=seed, beta=beta, timeout_s=timeout_s
-        )
-
-    def _sample(self, request: pb.SampleRequest, what: Window, deadline: float, closes: int | None = None) -> Batch:
-        """`closes`: of the connection, as of when this was asked for; a later close ends it."""
-        connection = self._client.connection
-        closes = connection.closes if closes is None else closes
-
-        def attempt() -> bytes | bytearray:
-            left = max(0.0, deadline - time.monotonic())
-            timed = pb.SampleRequest()
-            timed.CopyFrom(request)
-            timed.timeout_s = min(left, _WAIT_SLICE_S)
-            timeout_s = connection.config.call_timeout_s
-            if isinstance(what, Episodes):
-                return connection.sample_large(timed, _LARGER * timeout_s + timed.timeout_s)
-            return connection.sample(timed, timeout_s + timed.timeout_s)
-
-        while True:
-            asked = time.monotonic()
-            try:
-                return self._batch(connection.retrying(attempt, closes=closes), what)
-            except NotReadyError:
-                now = time.monotonic()
-                if now >= deadline:
-                    raise
-                if connection.closes != closes:
-                    raise UnavailableError(f"the connection to {connection.address} was closed") from None
-                if now - asked < _PAUSE_S:
-                    time.sleep(min(deadline - now, _PAUSE_S * random.uniform(0.5, 1.0)))
-
-    def _batch(self, frame: bytes | bytearray, what: Window) -> Batch:
-        return assemble(self.signature, what, decode_frame(frame, self._specs))
+        kind = batch_size, what, _sampler(sampler), beta
+        with contextlib.suppress(TypeError):  # of a reward function without a hash
+            if (known := self._kinds.get(kind)) is not None:
+                return known
+        request = request_of(what, table=self.name, batch_size=batch_size, sampler=sampler, beta=beta)
+        made = Batches(self._client.connection, self.signature, self._specs, request, what)
+        with contextlib.suppress(TypeError):
+            if len(self._kinds) >= _MOST_KINDS:
+                self._kinds.clear()
+            self._kinds[kind] = made
+        return made
 
     def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
         """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.

@@ -56,6 +56,14 @@ def _her(her: Her | None) -> pb.Her | None:
     return message
 
 
+def work_of(what: Transitions | Sequences, batch_size: int) -> int:
+    """Returns how much a server has to look at for a batch, in steps, however small that is when it travels."""
+    assert isinstance(what.stack, Stack)
+    if isinstance(what, Sequences):
+        return batch_size * max(what.length + what.n_step + what.stack.frames, what.length * what.n_step // 64)
+    return batch_size * (what.n_step + what.stack.frames)
+
+
 def steps_of(what: Transitions | Sequences) -> int:
     """Returns how many steps' data one item of a batch holds at most, frames of stacks among them."""
     assert isinstance(what.stack, Stack)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
-from replaysvc.access import ANYONE
+from replaysvc.access import ANYONE, Identity
 from replaysvc.errors import CapacityError, InvalidRequestError
 from replaysvc.rpc.auth import caller
 from replaysvc.rpc.limits import Limits
@@ -46,7 +47,11 @@ class Peer:
 
 def peer_of(context: Any) -> Peer:
     """Returns who makes the call that is being handled."""
-    address, identity = str(context.peer()), caller.get()
+    return _peer(str(context.peer()), caller.get())
+
+
+@lru_cache(maxsize=1024)
+def _peer(address: str, identity: Identity) -> Peer:
     if identity is not ANYONE:
         return Peer(address, f"name {identity.name}")
     return Peer(address, None if _OWN_MACHINE.match(address) else address.rpartition(":")[0])
@@ -102,10 +107,9 @@ class Shares:
         with self._lock:
             self._add(peer, -amount)
 
-    def _holders(self, peer: Peer) -> Iterator[tuple[dict[str, int], str, int]]:
-        yield self._connections, peer.connection, 1
-        if peer.principal is not None:
-            yield self._principals, peer.principal, _PRINCIPAL_SHARE
+    def _holders(self, peer: Peer) -> tuple[tuple[dict[str, int], str, int], ...]:
+        connection = self._connections, peer.connection, 1
+        return (connection,) if peer.principal is None else (connection, (self._principals, peer.principal, _PRINCIPAL_SHARE))
 
     def _add(self, peer: Peer, amount: int) -> None:
         self._held += amount

@@ -1,6 +1,8 @@
 """What a sample request may ask for, checked before the work that it would make."""
 
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
 from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import InvalidRequestError
@@ -30,7 +32,7 @@ def check_request(signature: Signature, batch_size: int, what: Window, *, large:
         raise InvalidRequestError(
             f"n_step: expected batch_size * length * n_step of at most {MAX_SUMMED_STEPS}, found {summed}"
         )
-    check_bytes(batch_size * least_item_bytes(signature, what), large=large)
+    check_bytes(batch_size * item_bytes(signature, what).least, large=large)
 
 
 def check_bytes(size: int, *, large: int | None) -> None:
@@ -59,16 +61,19 @@ def _frames(what: Window) -> int:
     return what.stack.frames if isinstance(what.stack, Stack) else what.stack
 
 
-def least_item_bytes(signature: Signature, what: Window) -> int:
-    """Returns the bytes that one item of a batch takes at least on the wire."""
-    return _item_bytes(signature, what, what.length if isinstance(what, Sequences) else 1)
+class ItemBytes(NamedTuple):
+    """The bytes that one item of a batch takes on the wire: at least; and about at most, unless float16 does not hold its
+    values."""
+
+    least: int
+    most: int
 
 
-def most_item_bytes(signature: Signature, what: Window) -> int:
-    """Returns about the bytes that one item of a batch takes at most on the wire, unless float16 does not hold its values."""
-    if isinstance(what, Episodes):
-        return _item_bytes(signature, what, what.max_steps)
-    return least_item_bytes(signature, what)
+@lru_cache(maxsize=256)  # learners ask for the same again and again
+def item_bytes(signature: Signature, what: Window) -> ItemBytes:
+    """Returns how large an item is."""
+    least = _item_bytes(signature, what, what.length if isinstance(what, Sequences) else 1)
+    return ItemBytes(least, _item_bytes(signature, what, what.max_steps) if isinstance(what, Episodes) else least)
 
 
 def _item_bytes(signature: Signature, what: Window, steps: int) -> int:

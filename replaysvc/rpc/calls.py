@@ -96,18 +96,19 @@ class CallInterceptor(grpc.ServerInterceptor):
         else:
             behaviour, take = handler.unary_stream or handler.unary_unary, self._message
         admission, kind = self._admission, method.kind
+        workers = admission.workers[kind]
 
         @contextlib.contextmanager
         def admitted(context: Any) -> Iterator[Call]:
             call = Call(admission, context)
             try:
-                admission.workers[kind].take(call.peer, 1)
+                workers.take(call.peer, 1)
                 try:
                     call.hold_answer(0)
                     with handled(call):
                         yield call
                 finally:
-                    admission.workers[kind].give(call.peer, 1)
+                    workers.give(call.peer, 1)
                     call.hold_request(0)
             except Exception as error:
                 call.close()

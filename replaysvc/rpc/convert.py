@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
 
 MAX_NAMES = 1000
+MAX_ITEMS = 1 << 20  # of a sample request
+_REMEMBERED_BYTES = 1 << 10  # of a window's message
 _MAX_JSON = 1 << 19
 _MAX_DEPTH = 32  # of JSON: a signature nests as observations do
 _NESTING = re.compile(r'''[\[{]|[\]}]|"(?:[^"\\]|\\.)*"?''')
@@ -124,18 +127,34 @@ def _decoded(chunk: bytes) -> int:
         return 0
 
 
+def batches_of(request: pb.SampleRequest) -> int:
+    """Returns how many batches a request asks for."""
+    batches: int = check_number("batches", request.batches or 1, 1, MAX_ITEMS)
+    return batches
+
+
 def window_of(request: pb.SampleRequest) -> Window:
     """Returns the window that a sample request asks for. What the message leaves unset has the window's own default."""
-    match request.WhichOneof("what"):
+    kind = request.WhichOneof("what")
+    if kind is None:
+        return Transitions()
+    data = getattr(request, kind).SerializeToString()
+    return _remembered_window(kind, data) if len(data) <= _REMEMBERED_BYTES else _window(kind, data)
+
+
+def _window(kind: str, data: bytes) -> Window:
+    """Returns the window that the bytes of a message say."""
+    match kind:
         case "sequences":
-            return Sequences(**_options(request.sequences))
+            return Sequences(**_options(pb.Sequences.FromString(data)))
         case "episodes":
-            return Episodes(**_options(request.episodes))
-        case "transitions":
-            plain = {"n_step": request.transitions.n_step, "gamma": request.transitions.gamma}
-            return Transitions(**_options(request.transitions) | plain)
+            return Episodes(**_options(pb.Episodes.FromString(data)))
         case _:
-            return Transitions()
+            message = pb.Transitions.FromString(data)
+            return Transitions(**_options(message) | {"n_step": message.n_step, "gamma": message.gamma})
+
+
+_remembered_window = lru_cache(maxsize=256)(_window)  # learners ask for the same again and again
 
 
 _ENUMS: dict[str, type[Enum]] = {"padding": StackPadding, "at_end": AtEnd, "goal": Goal, "terminated": Terminated}

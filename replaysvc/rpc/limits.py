@@ -25,6 +25,7 @@ _CONNECTION_BYTES = 64 << 10  # its buffers and tables; 14 KiB while it is idle
 _CALL_BYTES = 96 << 10  # of one that waits: what has come of it (64 KiB at most), its headers and state
 _THREAD_BYTES = 256 << 10
 _THREADS = 40  # besides the workers: gRPC's, the committer, the keeper
+_MOST_REGIONS = 1024  # of shared memory; each takes a descriptor
 _READS_BYTES = 4 * 2 * 64 * MiB  # four batches at once may wait for chunks from the disk, 64 MiB of each, stored and decoded
 _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
 
@@ -33,18 +34,21 @@ _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
 class Limits:
     """What the calls of one server may take.
 
-    request_bytes: memory for requests under way. answer_bytes: memory for answers until they have left. One connection gets at
-    most half of either. max_workers: calls that are handled at once, beside appends, which hardly do more than wait.
+    request_bytes: memory for requests under way. answer_bytes: memory for answers until they have left. shared_bytes: memory
+    that clients on this host share, for their batches; 0: they share none. One connection gets at most half of each.
+    max_workers: calls that are handled at once, beside appends, which hardly do more than wait.
     """
 
     request_bytes: int = 512 * MiB
     answer_bytes: int = 2048 * MiB
+    shared_bytes: int = 1024 * MiB
     max_workers: int = 64
 
     def __post_init__(self) -> None:
         least = {
             "request_bytes": 2 * REQUEST_COPIES * MAX_MESSAGE_BYTES,  # one connection has half, and may send one full message
             "answer_bytes": 2 * ANSWER_COPIES * MAX_MESSAGE_BYTES,
+            "shared_bytes": 0,
         }
         for name, low in least.items():
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, 1 << 44))
@@ -75,13 +79,14 @@ class Memory:
     queue: int
     requests: int
     answers: int
+    shared: int
     reads: int
     fixed: int
 
     @property
     def total(self) -> int:
         """Returns the sum."""
-        return self.caches + self.queue + self.requests + self.answers + self.reads + self.fixed
+        return self.caches + self.queue + self.requests + self.answers + self.shared + self.reads + self.fixed
 
     def __str__(self) -> str:
         terms = " + ".join(f"{name} {-(-size // MiB)}" for name, size in asdict(self).items())
@@ -101,6 +106,7 @@ def most_memory(store: StoreConfig, limits: Limits, connections: int) -> Memory:
         queue=max(store.queue_bytes, largest) + store.commit_bytes + MAX_MESSAGE_BYTES,
         requests=limits.request_bytes + (workers + ANSWER_COPIES) * MESSAGE_BYTES,
         answers=limits.answer_bytes + limits.params_bytes,  # a parameter set is read before it is counted, one at a time
+        shared=limits.shared_bytes,
         reads=_READS_BYTES,
         fixed=_BASE_BYTES
         + (workers + _THREADS) * _THREAD_BYTES
@@ -134,6 +140,11 @@ def report_memory(memory: Memory, allowed: int | None) -> None:
 def connections_for(descriptors: int) -> int:
     """Returns how many connections may be open, given how many files may be: half of these are kept for the store."""
     return max(1, min(_MOST_CONNECTIONS, descriptors // 2))
+
+
+def regions_for(descriptors: int) -> int:
+    """Returns how many regions of shared memory there may be, given how many files may be open."""
+    return max(1, min(_MOST_REGIONS, descriptors // 8))
 
 
 def raise_descriptors() -> int:

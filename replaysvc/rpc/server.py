@@ -17,8 +17,9 @@ from replaysvc.replay import Replay
 from replaysvc.rpc.admission import Admission
 from replaysvc.rpc.auth import AuthInterceptor
 from replaysvc.rpc.calls import CallInterceptor
-from replaysvc.rpc.limits import MESSAGE_BYTES, PENDING_CALLS, Limits, connections_for, raise_descriptors
+from replaysvc.rpc.limits import MESSAGE_BYTES, PENDING_CALLS, Limits, connections_for, raise_descriptors, regions_for
 from replaysvc.rpc.servicer import ReplayServicer
+from replaysvc.rpc.shared import SharedMemory
 from replaysvc.rpc.tls import TlsFiles
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
@@ -61,7 +62,9 @@ class Server:
         """
         check_protobuf()
         limits = limits or Limits()
-        self.connections = connections_for(raise_descriptors())
+        descriptors = raise_descriptors()
+        self.connections = connections_for(descriptors)
+        self._shared = SharedMemory(limits.shared_bytes, regions_for(descriptors))
         self._admission = Admission(limits)
         self._calls = CallInterceptor(self._admission)
         interceptors: list[Any] = [self._calls]
@@ -73,7 +76,7 @@ class Server:
         self._server = grpc.server(
             self._spare, interceptors=interceptors, options=options, maximum_concurrent_rpcs=PENDING_CALLS
         )
-        servicer = ReplayServicer(replay, limits)
+        servicer = ReplayServicer(replay, limits, self._shared)
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
@@ -119,6 +122,7 @@ class Server:
         """Refuses new calls, lets running ones end for up to `grace_s`, and stops. The store stays open."""
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._server.stop(grace_s).wait()
+        self._shared.close()
         self._admission.watch.close()
         self._calls.close()
         self._spare.shutdown(wait=False)

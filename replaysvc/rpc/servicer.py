@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from replaysvc.batch import BatchColumn
 from replaysvc.checks import check_actor, check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
@@ -24,9 +26,12 @@ from replaysvc.errors import (
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
 from replaysvc.rpc.admission import current
-from replaysvc.rpc.bounds import check_bytes, check_request, most_item_bytes
+from replaysvc.rpc.auth import caller
+from replaysvc.rpc.bounds import check_bytes, check_request, item_bytes
 from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message, frame_pieces
 from replaysvc.rpc.limits import ANSWER_COPIES, LARGE_COPIES, REQUEST_COPIES, Limits
+from replaysvc.rpc.regions import Slot
+from replaysvc.rpc.shared import SharedMemory
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
@@ -42,8 +47,8 @@ _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stop
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """Serves one store. Each call holds a worker of its kind; waiting ones are fewer, so that others always find one."""
 
-    def __init__(self, replay: Replay, limits: Limits) -> None:
-        self._replay, self._limits = replay, limits
+    def __init__(self, replay: Replay, limits: Limits, shared: SharedMemory) -> None:
+        self._replay, self._limits, self._shared = replay, limits, shared
         workers = limits.workers
         self._waiting_appends = threading.BoundedSemaphore(limits.max_workers // 8)
         self._waiting = threading.BoundedSemaphore(max(1, workers["sample"] // 2))
@@ -96,32 +101,37 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def sample_frame(self, request: pb.SampleRequest, context: Any) -> bytes:
         """A raw method beside the service: see replay.proto."""
-        return encode_frame(self._draw(request))
+        slot = self._shared.slot(request.region, caller.get()) if request.region else None
+        return encode_frame(self._draw(request, slot=slot), slot)
 
     def sample_pieces(self, request: pb.SampleRequest, context: Any) -> Iterator[bytes]:
         """The other raw method."""
         with current().admission.watch.limit(_TRANSFER_S, context.cancel):
             yield from frame_pieces(self._draw(request, large=self._limits.large_bytes), _PIECE_BYTES)
 
-    def _draw(self, request: pb.SampleRequest, *, large: int | None = None) -> list[BatchColumn]:
-        """Returns the columns of a batch, for which memory is held. It is held before the draw: what a queue hands out is not
-        handed out again."""
-        engine, what = self._replay.engine(request.table), convert.window_of(request)
-        check_request(engine.signature, request.batch_size, what, large=large)  # refuse before the work
+    def _draw(self, request: pb.SampleRequest, *, large: int | None = None, slot: Slot | None = None) -> list[BatchColumn]:
+        """Returns the columns of a batch, for which memory is held; large ones in `slot`, if there is room. It is held before
+        the draw: what a queue hands out is not handed out again."""
+        engine, what, batches = self._replay.engine(request.table), convert.window_of(request), convert.batches_of(request)
+        items = batches * request.batch_size
+        check_request(engine.signature, items, what, large=large)  # refuse before the work
         call, copies = current(), ANSWER_COPIES if large is None else LARGE_COPIES
-        most = request.batch_size * (most_item_bytes(engine.signature, what) + _ITEM_BYTES)
-        call.hold_answer(copies * min(most, MAX_MESSAGE_BYTES if large is None else large))
+        most = items * (item_bytes(engine.signature, what).most + _ITEM_BYTES)
+        most = min(most, MAX_MESSAGE_BYTES if large is None else large)
+        call.hold_answer(copies * most)
         wait_s = min(request.timeout_s, _WAIT_SLICE_S)
         with _place(self._waiting if wait_s > 0 else None) as has_place:
             columns: list[BatchColumn] = engine.draw(
                 request.batch_size, what, sampler=request.sampler or "uniform",
                 seed=request.seed if request.HasField("seed") else None,
                 beta=request.beta if request.HasField("beta") else None,
-                timeout_s=wait_s if has_place else min(wait_s, 0.0),
+                timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
+                allocate=np.empty if slot is None else slot.allocate,
             )  # fmt: skip
         size = batch_bytes(columns)
-        check_bytes(size, large=large)
-        call.hold_answer(copies * size)
+        check_bytes(size, large=large)  # in a slot, too: what is too large must not depend on where it goes
+        if size > most or large is not None:  # else it is held, until what leaves is known
+            call.hold_answer(copies * size)
         return columns
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
@@ -195,6 +205,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
             raise SpecMismatchError("PutParams.piece", f"{promised} bytes in all", f"{pieces.tell()}{more}")
         self._replay.put_params(name, pieces.getvalue(), version=version)
         return pb.PutParamsResponse()
+
+    def OpenShared(self, request: pb.OpenSharedRequest, context: Any) -> pb.OpenSharedResponse:
+        offer = self._shared.offer(current().peer, caller.get())
+        if offer is None:
+            return pb.OpenSharedResponse()
+        return pb.OpenSharedResponse(socket=offer.socket, nonce=offer.nonce, proof=offer.proof)
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
         name, folder = check_name("snapshot", request.name), self._replay.config.snapshot_dir

@@ -256,7 +256,7 @@ class Episodes(_message.Message):
     def __init__(self, max_steps: _Optional[int] = ..., gamma: _Optional[float] = ..., open_episodes: bool = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta")
+    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta", "batches", "region")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,8 @@ class SampleRequest(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     BETA_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
     table: str
     batch_size: int
     sampler: str
@@ -275,10 +277,12 @@ class SampleRequest(_message.Message):
     sequences: Sequences
     episodes: Episodes
     beta: float
-    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ...) -> None: ...
+    batches: int
+    region: bytes
+    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ..., batches: _Optional[int] = ..., region: _Optional[bytes] = ...) -> None: ...
 
 class ColumnHeader(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at")
+    __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at", "shared")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +290,7 @@ class ColumnHeader(_message.Message):
     OFFSET_COUNT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_ROWS_AT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_VALUES_AT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -293,13 +298,16 @@ class ColumnHeader(_message.Message):
     offset_count: int
     offset_rows_at: int
     offset_values_at: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., offset_count: _Optional[int] = ..., offset_rows_at: _Optional[int] = ..., offset_values_at: _Optional[int] = ...) -> None: ...
+    shared: bool
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., offset_count: _Optional[int] = ..., offset_rows_at: _Optional[int] = ..., offset_values_at: _Optional[int] = ..., shared: bool = ...) -> None: ...
 
 class BatchHeader(_message.Message):
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "room")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[ColumnHeader]
-    def __init__(self, columns: _Optional[_Iterable[_Union[ColumnHeader, _Mapping]]] = ...) -> None: ...
+    room: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[ColumnHeader, _Mapping]]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class Column(_message.Message):
     __slots__ = ("header", "values", "offset_rows", "offset_values")
@@ -477,6 +485,20 @@ class GetParamsResponse(_message.Message):
     version: int
     piece: bytes
     def __init__(self, version: _Optional[int] = ..., piece: _Optional[bytes] = ...) -> None: ...
+
+class OpenSharedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenSharedResponse(_message.Message):
+    __slots__ = ("socket", "nonce", "proof")
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
+    socket: bytes
+    nonce: bytes
+    proof: bytes
+    def __init__(self, socket: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("name",)

@@ -109,6 +109,11 @@ class ReplayServiceStub(object):
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.FromString,
                 _registered_method=True)
+        self.OpenShared = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/OpenShared',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.OpenSharedRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.OpenSharedResponse.FromString,
+                _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/replaysvc.v1.ReplayService/Snapshot',
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.SnapshotRequest.SerializeToString,
@@ -224,6 +229,13 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenShared(self, request, context):
+        """Offers shared memory to a client on the server's own host; see OpenSharedResponse.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Snapshot(self, request, context):
         """Copies the store as it is now into the server's directory of snapshots, and answers when the copy is durable.
         """
@@ -315,6 +327,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.GetParams,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.SerializeToString,
+            ),
+            'OpenShared': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenShared,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.OpenSharedRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.OpenSharedResponse.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -732,6 +749,33 @@ class ReplayService(object):
             '/replaysvc.v1.ReplayService/GetParams',
             replaysvc_dot_v1_dot_replay__pb2.GetParamsRequest.SerializeToString,
             replaysvc_dot_v1_dot_replay__pb2.GetParamsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenShared(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/OpenShared',
+            replaysvc_dot_v1_dot_replay__pb2.OpenSharedRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.OpenSharedResponse.FromString,
             options,
             channel_credentials,
             insecure,

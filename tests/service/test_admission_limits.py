@@ -37,12 +37,13 @@ def test_most_memory_is_the_sum_of_what_was_computed_by_hand():
         queue=(64 + 256) * MiB + 32 * MiB + 64 * MiB,
         requests=512 * MiB + (288 + 3) * 1088 * 1024,
         answers=2048 * MiB + 128 * MiB,
+        shared=1024 * MiB,
         reads=512 * MiB,
         fixed=96 * MiB + (288 + 40) * 256 * 1024 + 1024 * 64 * 1024 + 1024 * 96 * 1024,
     )
     assert str(found) == (
-        "memory: at most 5544 MiB = caches 1280 + queue 416 + requests 822 + answers 2176 + reads 512 + fixed 338; "
-        "and about 110 bytes for each stored chunk"
+        "memory: at most 6568 MiB = caches 1280 + queue 416 + requests 822 + answers 2176 + shared 1024 + reads 512 + "
+        "fixed 338; and about 110 bytes for each stored chunk"
     )
 
 
@@ -84,14 +85,14 @@ def test_memory_that_the_container_may_take_is_read(tmp_path, files, allowed):
 
 
 def test_report_warns_if_the_container_has_less(caplog):
-    memory = Memory(caches=MiB, queue=MiB, requests=MiB, answers=MiB, reads=MiB, fixed=MiB)
+    memory = Memory(caches=MiB, queue=MiB, requests=MiB, answers=MiB, shared=MiB, reads=MiB, fixed=MiB)
     with caplog.at_level(logging.INFO, limits_module.__name__):
         report_memory(memory, None)
         report_memory(memory, memory.total)
         assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
         report_memory(replace(memory, fixed=2 * MiB), memory.total)
     assert caplog.records[-1].levelname == "WARNING"
-    assert "this container has 6 MiB, less than the server may take (7 MiB)" in caplog.records[-1].getMessage()
+    assert "this container has 7 MiB, less than the server may take (8 MiB)" in caplog.records[-1].getMessage()
 
 
 def test_service_tells_its_memory_at_its_start(server_process):

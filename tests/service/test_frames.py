@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay_client.frames import decode_frame
+from replay_client.frames import decode_frame, read_frame
 from replaysvc import FieldSpec, Signature, Transitions
 from replaysvc.batch import BatchColumn, assemble
 from replaysvc.errors import ChunkCorruptError, ReplayError
@@ -138,6 +138,35 @@ HOSTILE = {
 def test_hostile_frame_is_refused(name):
     with pytest.raises(ChunkCorruptError):
         decode_frame(HOSTILE[name], SPECS)
+
+
+def test_values_in_shared_memory_are_views_of_it():
+    slot = bytearray(256)
+    np.frombuffer(slot, np.float16, 6, 64)[:] = np.arange(6)
+    frame = frame_of(header(shared=True, offset=64), header(name="n", offset=0), payload=bytes(64))
+    decoded = read_frame(frame, {}, slot).columns
+    assert decoded["observation/x"].values.tolist() == [[0, 1, 2], [3, 4, 5]]
+    slot[64:76] = bytes(12)
+    assert not decoded["observation/x"].values.any()
+    assert not decoded["n"].values.any()
+
+
+BESIDE = {
+    "no memory was named": (header(shared=True), None),
+    "past its end": (header(shared=True, offset=256 - 11), bytearray(256)),
+    "begins past its end": (header(shared=True, offset=1 << 62), bytearray(256)),
+    "empty and past its end": (header(shared=True, offset=257, shape=[0, 3]), bytearray(256)),
+    "larger than it": (header(shared=True, shape=[1 << 40]), bytearray(256)),
+    "bools that are none": (header(shared=True, dtype="bool", shape=[4]), bytearray(b"\2" * 256)),
+    "within it but not within the frame": (header(offset=256 - 11), bytearray(1024)),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_hostile_frame_beside_shared_memory_is_refused(name):
+    column, slot = BESIDE[name]
+    with pytest.raises(ChunkCorruptError):
+        read_frame(frame_of(column), SPECS, slot)
 
 
 def replaced(name, **change):
@@ -288,6 +317,6 @@ def test_batches_of_a_client_may_be_changed_in_place(replay, serve, connect):
 
 def test_answer_that_is_no_frame_is_an_error_of_this_project(replay, serve, connect, monkeypatch):
     write_episodes(replay.create_table("t", SCALARS), [20])
-    monkeypatch.setattr("replaysvc.rpc.servicer.encode_frame", lambda columns: b"not a frame at all")
+    monkeypatch.setattr("replaysvc.rpc.servicer.encode_frame", lambda *_: b"not a frame at all")
     with pytest.raises(ReplayError, match="frame"):
         connect(serve().address).table("t").sample(8)

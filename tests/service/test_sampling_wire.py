@@ -50,7 +50,7 @@ from replaysvc.requests import (
     client_success,
 )
 from replaysvc.rpc import servicer
-from replaysvc.rpc.bounds import least_item_bytes, most_item_bytes
+from replaysvc.rpc.bounds import item_bytes
 from replaysvc.rpc.convert import window_of
 from replaysvc.rpc.frames import TOTAL, encode_frame, frame_pieces
 from replaysvc.rpc.server import Server
@@ -253,7 +253,7 @@ def test_unset_oneof_and_beta_are_the_defaults(raw, replay):
     ids=str,
 )
 def test_bytes_of_an_item_are_counted_before_it_is_drawn(what, least, most):
-    assert (least_item_bytes(GOALS, what), most_item_bytes(GOALS, what)) == (least, most)
+    assert item_bytes(GOALS, what) == (least, most)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -277,7 +277,7 @@ def test_counted_bytes_are_those_of_the_columns_that_are_made(replay, kind, n_st
     made = replay.engine("t").draw(8, what, sampler="uniform", seed=1, beta=None, timeout_s=0.0)
     names = {spec.name for spec in GOALS.columns}
     counted = [column.values.nbytes for column in made if column.name.removeprefix("next_") in names]
-    assert sum(counted) == 8 * most_item_bytes(GOALS, what)
+    assert sum(counted) == 8 * item_bytes(GOALS, what).most
 
 
 @pytest.mark.parametrize(
@@ -536,18 +536,28 @@ STREAMS = {
 }  # fmt: skip
 
 
+def asked_ahead(client, monkeypatch):
+    """Returns a list that gets, for each request that is sent ahead of time, the number of batches that it asks for."""
+    started, start_sample = [], client.connection.start_sample
+
+    def noted(request, timeout_s):
+        started.append(pb.SampleRequest.FromString(request).batches)
+        return start_sample(request, timeout_s)
+
+    monkeypatch.setattr(client.connection, "start_sample", noted)
+    return started
+
+
 @pytest.mark.parametrize("name", STREAMS)
 def test_streams_ask_ahead_only_where_it_does_not_count(serve, connect, monkeypatch, name):
     config, what, sampler, ahead = STREAMS[name]
     client = connect(serve().address)
     table = client.create_table("t", SCALARS, config)
     write_episodes(table, [8, 8])
-    started = []
-    start_sample = client.connection.start_sample
-    monkeypatch.setattr(client.connection, "start_sample", lambda *arguments: started.append(1) or start_sample(*arguments))
+    started = asked_ahead(client, monkeypatch)
     stream = table.stream(2, what, sampler=sampler)
     assert len(next(stream)) == 2
-    assert len(started) == ahead
+    assert sum(started) == (ahead + 2 if ahead else 0)  # they come two by two
     stream.close()
     assert table.stats().sampled_items_total >= 2
     if not ahead:
@@ -559,14 +569,12 @@ def test_streams_of_long_windows_have_fewer_under_way(serve, connect, monkeypatc
     client = connect(serve().address)
     table = client.create_table("t", WIDE)
     write_wide(table, [16])
-    started = []
-    start_sample = client.connection.start_sample
-    monkeypatch.setattr(client.connection, "start_sample", lambda *arguments: started.append(1) or start_sample(*arguments))
+    started = asked_ahead(client, monkeypatch)
     for stack, most in ((1, 31), (4, 26)):
         started.clear()
         stream = table.stream(2, Sequences(length=16, stack=stack), prefetch=64)
         next(stream)
-        assert len(started) == most
+        assert started == [1] * most
         stream.close()
 
 
