@@ -108,6 +108,11 @@ class TableConfig:
         if self.remover is Remover.LOWEST_PRIORITY and not any(isinstance(s, Prioritized) for s in samplers.values()):
             raise SpecMismatchError("remover", "a prioritized sampler for lowest_priority to go by", f"only {sorted(samplers)}")
 
+    @property
+    def bounded(self) -> bool:
+        """Returns whether anything is removed for capacity."""
+        return (self.capacity_steps, self.capacity_bytes, self.capacity_episodes) != (None, None, None)
+
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}

@@ -67,7 +67,7 @@ class StateFiles:
             return
         try:
             if not self._path.exists():
-                self._path.mkdir(mode=0o700)
+                self._system.make_directory(self._path)
                 self._system.fsync_directory(self._path.parent)
             for name, data in states.items():
                 self._system.write_file(temporaries[name], pack_file(STATE_MAGIC, data))

@@ -104,6 +104,10 @@ class System:
         finally:
             os.close(handle)
 
+    def make_directory(self, path: Path) -> None:
+        """Makes a directory; durable once its parent is."""
+        path.mkdir(mode=0o700)
+
     def remove_tree(self, path: Path) -> None:
         """Removes a directory with all in it, or a file."""
         if path.is_dir() and not path.is_symlink():
