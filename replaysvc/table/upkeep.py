@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from replaysvc.checks import check_number
+from replaysvc.chunk_steps import choose_chunk_steps
 from replaysvc.errors import InvalidRequestError, ReplayError
 from replaysvc.index.episode_records import forget_lost
 from replaysvc.index.table_index import DELETED
@@ -17,7 +18,6 @@ from replaysvc.table.committer import Committer
 from replaysvc.table.core import Core
 from replaysvc.table.removal import remove_episodes, remove_excess
 from replaysvc.types import Array
-from replaysvc.writer import choose_chunk_steps
 
 log = logging.getLogger(__name__)
 

@@ -274,7 +274,7 @@ def test_footer_in_the_place_of_the_description_is_damage(path):
         transaction.put(b"segment", transaction.get(b"footer", db=meta), db=meta)
     environment.close()
     store, table, loaded = reopen(path)
-    assert (table.quarantined_segments, loaded.index["chunk_id"].tolist()) == (1, [3, 4])
+    assert (table.quarantined_segments, loaded.index["chunk_id"].tolist()) == (1, [0, 1, 2, 3, 4])
     store.close()
 
 
