@@ -120,6 +120,7 @@ class Access:
         if tokens_file is not None:
             self._look(tokens_file)
             self._tokens = _read(tokens_file)
+            self._warn_if_empty()
             if is_readable_by_others(tokens_file):
                 log.warning("tokens file %s: others on this machine can read it; chmod 600 is better", tokens_file)
 
@@ -165,9 +166,14 @@ class Access:
                 log.error("%s; the tokens that were read before stay in force", error)
             self._complaint = str(error)
             return
-        if tokens != self._tokens or self._complaint:
+        changed, self._tokens, self._complaint = tokens != self._tokens or self._complaint, tokens, ""
+        if changed:
             log.info("tokens file %s: read again, %d tokens", file, len(tokens))
-        self._tokens, self._complaint = tokens, ""
+            self._warn_if_empty()
+
+    def _warn_if_empty(self) -> None:
+        if not self._tokens:
+            log.warning("tokens file %s: 0 tokens: nobody may call", self._file)
 
 
 def _read(file: Path) -> list[_Token]:

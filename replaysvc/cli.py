@@ -23,6 +23,7 @@ from rich.table import Table as RichTable
 
 import replaysvc
 from replaysvc.access import Access, Role, append_token, new_token
+from replaysvc.checks import shown
 from replaysvc.config import StoreConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, StoreLockedError, UnavailableError
 from replaysvc.replay import Replay
@@ -35,6 +36,18 @@ from replaysvc.types import TableStats
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 _STATUSES: dict[type[ReplayError], int] = {InvalidRequestError: 2, StorageError: 3, UnavailableError: 4}
+_IN_OPTIONS = (
+    ("connect with tls=Tls(root_certificates=...)", "give --tls-ca"),
+    ("is not signed by a CA in tls.root_certificates", "is not signed by a CA in --tls-ca"),
+    ("since tls is given", "since --tls-ca is given"),
+    ("found none in tls", "found none; give --tls-certificate and --tls-key"),
+    ("found one that it does not accept in tls", "found one that it does not accept in --tls-certificate"),
+    ("token: expected tls with it", "option --token-file: expected --tls-ca with it"),
+    ("tls: expected private_key and certificate_chain", "options --tls-key and --tls-certificate: expected them"),
+    ("tls.root_certificates: ", "option --tls-ca: "), ("tls.private_key: ", "option --tls-key: "),
+    ("tls.certificate_chain: ", "option --tls-certificate: "),
+)  # fmt: skip
+"""What the client's errors say in Python's words, and in those of the commands."""
 _READER = StoreConfig(recent_cache_bytes=1 << 20, faulted_cache_bytes=1 << 20)  # who only looks decodes nothing
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
@@ -50,8 +63,16 @@ def failures() -> Iterator[None]:
     try:
         yield
     except ReplayError as error:
-        print(f"replaysvc: {error}", file=sys.stderr)
+        sentence = str(error)
+        for words, in_options in _IN_OPTIONS:
+            sentence = sentence.replace(words, in_options)
+        print(f"replaysvc: {sentence}", file=sys.stderr)
         raise typer.Exit(next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 5)) from None
+    except OSError as error:  # a path that the file system does not even look at: too long, not allowed
+        if error.filename is None:
+            raise
+        print(f"replaysvc: {shown(error.filename)} cannot be used: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(_STATUSES[StorageError]) from None
 
 
 def _version(show: bool) -> None:
@@ -126,7 +147,8 @@ def run_service(settings: Settings, *, system: System | None = None) -> None:
         if settings.exposure is not None:
             warning = f"{server.address} is open to whoever reaches it: {settings.exposure} (--insecure)"
             log.warning(warning)
-            print(f"replaysvc: WARNING: {warning}", file=sys.stderr, flush=True)
+            if not log.isEnabledFor(logging.WARNING):  # whatever is logged, this is to be seen
+                print(f"replaysvc: WARNING: {warning}", file=sys.stderr, flush=True)
         report_memory(most_memory(settings.store(), settings.limits(), server.connections), allowed_memory())
         server.start()
         log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
@@ -201,22 +223,33 @@ def _content(option: str, file: Path | None) -> bytes | None:
 @contextmanager
 def opened(target: str, shown: Shown | None = None) -> Iterator[Any]:
     """Opens TARGET: a client for host:port, the store itself for a directory."""
-    host, _, port = target.rpartition(":")
-    if (Path(target) / "FORMAT").is_file():
+    path, (host, _, port) = Path(target), target.rpartition(":")
+    if (path / "MANIFEST.json").is_file():
+        raise StorageError(f"TARGET: {target} is a snapshot; `replaysvc restore` makes a store of it")
+    if (path / "FORMAT").is_file():
         try:
             replay = Replay(target, _READER)
         except StoreLockedError as error:
             raise StoreLockedError(f"{error}; if that is a service, give its host:port") from error
         with replay:
             yield replay
-    elif host and port.isdigit() and not Path(target).exists():
+    elif host and port.isdigit() and not path.exists():
         import replay_client
 
         config = replay_client.ClientConfig(reconnect_timeout_s=2.0)
         with replay_client.connect(target, config=config, **(shown or Shown()).options()) as client:
             yield client
     else:
-        raise InvalidRequestError(f"TARGET: expected host:port or a store directory, found {target!r}")
+        raise StorageError(f"TARGET: expected host:port or a store directory, found {target!r}, which {_what_is_wrong(target)}")
+
+
+def _what_is_wrong(target: str) -> str:
+    path = Path(target)
+    if not target or not path.exists():
+        return "does not exist"
+    if not path.is_dir():
+        return "is no directory"
+    return "is no store: it has no file FORMAT" if any(path.iterdir()) else "is empty"
 
 
 @app.command()
@@ -233,6 +266,9 @@ def tables(
         rows = [replay.table(name).stats() for name in replay.tables()]
         if as_json:
             print(json.dumps([asdict(row) for row in rows]))
+            return
+        if not rows:
+            print("no tables")
             return
         table = RichTable("table", "steps", "episodes", "on disk", "ratio", "state")
         for row in rows:
@@ -258,6 +294,8 @@ def stats(
         if as_json:
             print(json.dumps([asdict(row) for row in rows]))
             return
+        if not rows:
+            print("no tables")
         console = Console()
         for row in rows:
             shown = RichTable(row.name, "")

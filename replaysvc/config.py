@@ -7,7 +7,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 from replaysvc.checks import NAME, check_number
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
@@ -89,7 +89,7 @@ class TableConfig:
         _settle_choice(self, "remover", Remover)
         _settle_choice(self, "lost_actor", LostActor)
         self._check_samplers()
-        if not isinstance(self.limiter, Limiter):
+        if type(self.limiter) is not Limiter:
             raise SpecMismatchError("limiter", "a Limiter", repr(self.limiter))
         if self.capacity_steps is not None and self.limiter.min_steps > self.capacity_steps:
             raise SpecMismatchError(
@@ -103,11 +103,16 @@ class TableConfig:
         for name, sampler in samplers.items():
             if not isinstance(name, str) or not NAME.fullmatch(name):
                 raise SpecMismatchError("samplers", "names of letters, digits, '_', '.' or '-'", repr(name))
-            if not isinstance(sampler, Sampler):
+            if type(sampler) not in get_args(Sampler):  # of a subclass, its name would not come back from the disk
                 raise SpecMismatchError(f"samplers.{name}", "a sampler such as Uniform() or Prioritized()", repr(sampler))
         object.__setattr__(self, "samplers", dict(samplers))
         if self.remover is Remover.LOWEST_PRIORITY and not any(isinstance(s, Prioritized) for s in samplers.values()):
             raise SpecMismatchError("remover", "a prioritized sampler for lowest_priority to go by", f"only {sorted(samplers)}")
+
+    @property
+    def bounded(self) -> bool:
+        """Returns whether anything is removed for capacity."""
+        return (self.capacity_steps, self.capacity_bytes, self.capacity_episodes) != (None, None, None)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""

@@ -26,6 +26,8 @@ None derives from ValueError, so that argument parsing can never swallow a stora
 
 from typing import ClassVar
 
+_FOUND = 200  # characters of what was found that a sentence repeats
+
 
 class ReplayError(Exception):
     """Base of all errors that this project raises on purpose."""
@@ -51,6 +53,7 @@ class SpecMismatchError(InvalidRequestError):
     """A value does not fit the signature: names the field, what was expected and what was found."""
 
     def __init__(self, field: str, expected: str, found: str) -> None:
+        found = found if len(found) <= _FOUND else f"{found[: _FOUND - 3]}..."
         super().__init__(f"{field}: expected {expected}, found {found}")
         self.field = field
         self.expected = expected

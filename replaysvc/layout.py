@@ -6,6 +6,7 @@ The server gathers by it and the client assembles by it, so both refuse alike wh
 from dataclasses import dataclass
 from functools import lru_cache
 
+from replaysvc.checks import shown
 from replaysvc.errors import InvalidRequestError
 from replaysvc.requests import Her, Sequences, Stack, Window
 from replaysvc.spec import GOAL_NAMES, Signature, columns_of
@@ -56,7 +57,7 @@ def _observation(signature: Signature, field: str, name: str) -> list[int]:
         if found and not _is_length(signature, found[0]):
             return found
     known = [spec.name for spec in signature.columns[:count]]
-    raise InvalidRequestError(f"{field}: expected an observation among {known}, found {name!r}")
+    raise InvalidRequestError(f"{field}: expected an observation among {known}, found {shown(name)}")
 
 
 def _is_length(signature: Signature, i: int) -> bool:
@@ -98,6 +99,6 @@ def _state(signature: Signature, names: tuple[str, ...]) -> frozenset[int]:
     wanted: set[int] = set()
     for name in names:
         if name not in signature.extras:
-            raise InvalidRequestError(f"state: expected extras among {sorted(signature.extras)}, found {name!r}")
+            raise InvalidRequestError(f"state: expected extras among {sorted(signature.extras)}, found {shown(name)}")
         wanted |= {numbers[column.name] for column in columns_of(signature.extras[name])}
     return frozenset(wanted)

@@ -6,6 +6,7 @@ Progress goes to stderr, if that is a terminal; the report to stdout.
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,8 @@ def fsck(
         print(json.dumps(asdict(report) | {"path": str(report.path), "status": report.status}))
     else:
         _print_report(report)
+    if report.cannot and not as_json:
+        print(f"replaysvc: cannot check: {report.cannot}", file=sys.stderr)
     raise typer.Exit(report.status)
 
 
@@ -80,7 +83,6 @@ def _print_report(report: Report) -> None:
         elif by_place[finding.place] == _SHOWN + 1:
             print(f"{finding.severity}: {finding.place}: and more; --json tells all")
     if report.cannot:
-        print(f"cannot check: {report.cannot}")
         return
     damage = [finding for finding in report.findings if finding.severity is Severity.DAMAGE]
     left = sum(not finding.repaired for finding in damage)
@@ -165,3 +167,5 @@ def compact(
                 print(f"table {name}: {freed[name] / _MIB:,.1f} MiB freed, {left / _MIB:,.1f} MiB left")
         if as_json:
             print(json.dumps({"freed_bytes": freed}))
+        elif not freed:
+            print("no tables")

@@ -4,41 +4,58 @@
 call `Replay.engine` for the engine of a table.
 """
 
-import itertools
 import logging
+import os
 import threading
-import time
-from collections.abc import Iterable, Iterator
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from replaysvc.batch import assemble, episode_columns
-from replaysvc.checks import check_actor, check_epoch_number, check_name, check_number
-from replaysvc.codec import ChunkDecoder
+from replaysvc.checks import check_flag, check_name, check_number, check_path, check_text, shown
 from replaysvc.config import StoreConfig, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink, Ticker
-from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError, UnavailableError
+from replaysvc.embedded_table import NO_PICKLE, EmbeddedTable
+from replaysvc.errors import (
+    AlreadyExistsError,
+    ChunkCorruptError,
+    NotFoundError,
+    ReplayError,
+    SpecMismatchError,
+    UnavailableError,
+)
 from replaysvc.keeper import Keeper
-from replaysvc.options import Limiter
-from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
 from replaysvc.storage import Scrub, Store, System, TableStore
 from replaysvc.table import Table, check_table
 from replaysvc.table.committer import Committer
-from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
-from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
+from replaysvc.types import Params
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25  # between two looks for writers that are gone
+_CLOSED = "the store is closed"
 _STOOD_STILL_S = 2.0  # two looks that lie so far apart tell that this process was stopped
 
 
+_open: "weakref.WeakSet[Replay]" = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for replay in list(_open):
+        replay.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
 class Replay:
-    """A store directory, opened by this process alone. Thread-safe; a context manager that closes."""
+    """A store directory, opened by this process alone. Thread-safe; a context manager that closes.
+
+    In a process that was forked off this one, every call raises UnavailableError, but for `close`, which does nothing.
+    """
 
     def __init__(
         self, path: str | Path, config: StoreConfig | None = None, *, system: System | None = None,
@@ -51,8 +68,12 @@ class Replay:
         Raises:
           StoreLockedError, FormatVersionError, StorageError: the directory cannot be used; nothing in it was touched.
         """
+        path = check_path("path", path)
+        if config is not None and not isinstance(config, StoreConfig):
+            raise SpecMismatchError("config", "a StoreConfig", shown(config))
         self.config = config or StoreConfig()
         self._system, self._rng = system or System(), rng or np.random.default_rng()
+        self._process = os.getpid()
         self._changing = (
             threading.Lock()
         )  # held by whoever makes, deletes or copies; before `_lock`, which is not held for long
@@ -68,8 +89,10 @@ class Replay:
         self._closed = False
         stores = self._store.tables()
         try:
-            for name, store in sorted(stores.items()):
-                self._tables[name] = self._load_table(store, self._shares(len(stores)))
+            for _, store in sorted(stores.items()):
+                self._take_table(store, self._shares(len(stores)))
+            if self.config.snapshot_dir is not None:
+                self._store.remove_unfinished_snapshots(self.config.snapshot_dir)
         except BaseException:  # else the directory would stay locked until this process ends
             self._committer.close()
             self._store.close()
@@ -78,6 +101,19 @@ class Replay:
             Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S),
             Keeper("scrub", self._scrub.step, _LOOK_S),
         )  # fmt: skip
+        _open.add(self)
+
+    def _take_table(self, store: TableStore, shares: tuple[int, int]) -> None:
+        """Loads a table at the start. One that cannot be, for what it is itself, is set aside, so that the others go on."""
+        try:
+            self._tables[store.name] = self._load_table(store, shares)
+        except (OSError, MemoryError):  # for what the machine is now
+            raise
+        except Exception as error:
+            if isinstance(error, ReplayError) and not isinstance(error, ChunkCorruptError | SpecMismatchError):
+                raise  # for the disk's sake, or since a later release made the table
+            log.error("table %s: it cannot be loaded", store.name, exc_info=error)
+            self._store.set_aside(store.name, f"it cannot be loaded ({error!r})")
 
     def _load_table(self, store: TableStore, shares: tuple[int, int]) -> Table:
         return Table(store, self._committer, shares, system=self._system, rng=self._rng.spawn(1)[0])
@@ -88,7 +124,7 @@ class Replay:
 
     def create_table(
         self, name: str, signature: Signature, config: TableConfig | None = None, *, exist_ok: bool = False
-    ) -> "EmbeddedTable":
+    ) -> EmbeddedTable:
         """Makes a table; with `exist_ok`, returns the existing one, whose own configuration holds.
 
         Raises:
@@ -99,6 +135,7 @@ class Replay:
             raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
         if config is not None and not isinstance(config, TableConfig):
             raise SpecMismatchError("config", "a TableConfig", type(config).__name__)
+        exist_ok = check_flag("exist_ok", exist_ok)
         config = config or TableConfig()
         with self._changing:
             with self._lock:
@@ -114,23 +151,35 @@ class Replay:
             description = {"signature": signature.to_json(), "config": config.to_json()}
             store = self._store.create_table(name, description, segment_bytes=config.full_segment_bytes)
             shares = self._shares(len(self._tables) + 1)
+            try:
+                table = self._load_table(store, shares)
+            except BaseException:  # no later start could load it either
+                self._take_back(name)
+                raise
             for other in self._tables.values():
                 other.resize_cache(*shares)
-            table = self._load_table(store, shares)
             with self._lock:
                 self._tables[name] = table
             return EmbeddedTable(self, table)
 
-    def table(self, name: str) -> "EmbeddedTable":
-        """Returns a table. Raises NotFoundError."""
-        return EmbeddedTable(self, self.engine(name))
+    def _take_back(self, name: str) -> None:
+        try:
+            self._store.delete_table(name)
+        except ReplayError as error:
+            log.error("table %s: it cannot be loaded, and could not be removed: %s", name, error)
 
-    def engine(self, name: str) -> Table:
-        """Returns the engine of a table, for the doors. Raises NotFoundError."""
+    def table(self, name: str) -> EmbeddedTable:
+        """Returns a table. Raises NotFoundError."""
+        return EmbeddedTable(self, self.engine(check_text("table", name)))
+
+    def engine(self, name: str, uuid: str = "") -> Table:
+        """Returns the engine of a table, for the doors; with a `uuid`, only if the table has it. Raises NotFoundError."""
         with self._lock:
             self._check_open()
             if name not in self._tables:
-                raise NotFoundError(f"table {name!r} does not exist; there are {sorted(self._tables)}")
+                raise NotFoundError(f"table {shown(name)} does not exist; there are {sorted(self._tables)}")
+            if uuid and uuid != self._tables[name].uuid:
+                raise NotFoundError(f"table {name} was deleted and made anew; get it again with table({name!r})")
             return self._tables[name]
 
     def tables(self) -> list[str]:
@@ -145,13 +194,22 @@ class Replay:
         return next((store.fault for store in self._store.tables().values() if store.fault), "")
 
     def delete_table(self, name: str) -> None:
-        """Deletes a table with all its data. Raises NotFoundError."""
+        """Deletes a table with all its data. What its writers hold is dropped, and their next calls raise NotFoundError.
+
+        Raises:
+          NotFoundError: no such table. StorageError: the disk; a table that could not be moved away is there as before.
+        """
+        check_text("table", name)
         with self._changing:
             table = self.engine(name)
-            with self._lock:
-                del self._tables[name]
-            table.close(NotFoundError(f"table {name!r} was deleted"))
-            self._store.delete_table(name)
+
+            def gone() -> None:
+                with self._lock:
+                    del self._tables[name]
+                table.close(NotFoundError(f"table {name!r} was deleted"))
+
+            # not beside a commit, which might put a segment into the directory of a new table of this name
+            self._committer.run(lambda: self._store.delete_table(name, gone))
             for other in self._tables.values():
                 other.resize_cache(*self._shares(len(self._tables)))
 
@@ -175,17 +233,18 @@ class Replay:
         Raises:
           NotFoundError: nothing was put under this name yet.
         """
+        check_text("params", name)
         newer_than = check_number("newer_than", newer_than, -1, (1 << 63) - 1)
         with self._lock:
             self._check_open()
             version = self._store.params().get(name)
             if version is None:
-                raise NotFoundError(f"params {name!r} do not exist")
+                raise NotFoundError(f"params {shown(name)} do not exist")
             if version <= newer_than:
                 return None
         found = self._store.get_params(name)  # replaced by a rename, so whole without the lock that every call needs
         if found is None:
-            raise NotFoundError(f"params {name!r} do not exist")
+            raise NotFoundError(f"params {shown(name)} do not exist")
         return Params(*found)
 
     def snapshot(self, path: str | Path) -> None:
@@ -198,6 +257,7 @@ class Replay:
         Raises:
           StorageError: `path` holds something, or cannot be written. CapacityError: the disk is full; nothing is left behind.
         """
+        path = check_path("path", path)
         with self._changing:
             self._check_open()
             tables = dict(self._tables)
@@ -244,148 +304,65 @@ class Replay:
                 log.warning("table %s: its sampler state could not be saved: %s", name, error)
 
     def close(self) -> None:
-        """Makes durable what was appended, and closes the store. Closing twice is fine."""
+        """Makes durable what was appended, ends the writers, and closes the store. Closing twice is fine.
+
+        Raises:
+          ReplayError: what kept steps of a writer from being stored, if it was not told before; the store is closed even so.
+        """
+        if os.getpid() != self._process:
+            return
         with self._changing, self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._ticker.close()
+        self._ticker.begin_close()
+        for table in self._tables.values():
+            table.end_waits()
+        errors = self._ticker.close()
         for keeper in self._keepers:
             keeper.close()
         self._committer.run(lambda: None)  # so that what is saved is of the last commit
         self._save_states()
         self._committer.close()
         for table in self._tables.values():
-            table.close(UnavailableError("the store is closed"))
+            table.close(UnavailableError(_CLOSED))
         self._store.close()
+        if errors:
+            raise errors[0]
 
     def _check_open(self) -> None:
+        self.check_process()
         if self._closed:
-            raise UnavailableError("the store is closed")
+            raise UnavailableError(_CLOSED)
+
+    def check_process(self) -> None:
+        """Raises UnavailableError in a process that was forked off the one that opened the store."""
+        if os.getpid() != self._process:
+            raise UnavailableError(self._whose)
+
+    def disown(self) -> None:
+        """After a fork, in the child: ends all that belongs to the parent. Other threads, and the locks they held, are gone."""
+        self._changing, self._lock = threading.Lock(), threading.Lock()
+        self._ticker.disown(self._whose)
+
+    @property
+    def _whose(self) -> str:
+        return f"this store is open in process {self._process} alone: serve it, and use replay_client.connect in others"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(NO_PICKLE)
 
     def __enter__(self) -> "Replay":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        try:
+            self.close()
+        except ReplayError as closing:
+            if error is None:
+                raise
+            error.add_note(f"and the store could not store all: {closing}")  # what went wrong in the block comes first
 
     def make_sink(self, engine: Table, actor: str, epoch: int | None) -> EmbeddedSink:
         """Returns a sink that appends to `engine` as a new session."""
         return EmbeddedSink(engine, self._committer, self._ticker, actor, epoch)
-
-
-class EmbeddedTable:
-    """A table of a store in this process."""
-
-    def __init__(self, replay: Replay, engine: Table) -> None:
-        self._replay, self._engine = replay, engine
-        self.name, self.signature = engine.name, engine.signature
-
-    @property
-    def config(self) -> TableConfig:
-        """Returns the table's configuration, with the limiter that holds now."""
-        return self._engine.config
-
-    def writer(
-        self, actor: str = "", *, epoch: int | None = None, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S
-    ) -> Writer:
-        """Returns a writer of episodes; `actor` names who writes, up to 128 characters.
-
-        epoch: a number that rises with each life of the actor (0 to 2^62; a restart count, or seconds since 1970): earlier
-          writers of the actor, should they still live, are refused from now on, and their open episodes ended as truncated.
-          None: others may write as the same actor.
-        limit_timeout_s: longest that an `append` of it waits for the table's limiter.
-
-        Raises:
-          WriterFencedError: a writer of a larger epoch was there already.
-        """
-        actor, epoch = check_actor(actor), check_epoch_number(epoch)
-        sink = self._replay.make_sink(self._engine, actor, epoch)
-        return Writer(self.signature, self.config, sink, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
-
-    def sample(
-        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", seed: int | None = None,
-        beta: float | None = None, timeout_s: float = 0.0,
-    ) -> Batch:  # fmt: skip
-        """Returns a batch of `batch_size` items: transitions, sequences or episodes, as `what` says.
-
-        The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready, or whose
-        limiter lets nobody sample now.
-
-        sampler: the name of one in the table's configuration. seed: 0 to 2^64 - 1; none for a queue.
-        beta: exponent of the importance weights, 0 to 4; None: that of the sampler.
-
-        Raises:
-          NotReadyError: nothing can be drawn; says why, and how many of how many.
-        """
-        columns = self._engine.draw(batch_size, what, sampler=sampler, seed=seed, beta=beta, timeout_s=timeout_s)
-        return assemble(self.signature, what, {column.name: column for column in columns})
-
-    def stream(
-        self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
-        prefetch: int = 4, timeout_s: float = 60.0,
-    ) -> Iterator[Batch]:  # fmt: skip
-        """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
-        check_number("prefetch", prefetch, 1, 64)
-        return (self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s) for _ in itertools.count())
-
-    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
-        """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.
-
-        A repeated position has its last priority.
-
-        Raises:
-          InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none.
-        """
-        return self._engine.update_priorities(sampler, positions, priorities)
-
-    def set_limiter(self, limiter: Limiter) -> None:
-        """Puts `limiter` in the place of the table's, durably; who waits is asked anew.
-
-        Raises:
-          InvalidRequestError: it asks for more steps than the table may keep, or lets no chunk in.
-        """
-        if not isinstance(limiter, Limiter):
-            raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
-        self._engine.set_limiter(limiter)
-
-    def compact(self) -> int:
-        """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""
-        return self._engine.compact()
-
-    def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
-        """Deletes episodes, durably, and returns how many of them were there. All or none.
-
-        open_episodes: also those that have no end (yet): of writers that are gone. One that goes on is refused from then on.
-
-        Raises:
-          InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
-        """
-        if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
-            raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
-        return self._engine.delete_episodes(episode_ids, open_episodes=open_episodes)
-
-    def stats(self) -> TableStats:
-        """Returns the table's counters."""
-        return self._engine.stats()
-
-    def episodes(
-        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
-    ) -> list[EpisodeRecord]:
-        """Returns records of stored episodes, the newest first."""
-        return self._engine.episodes(limit, before_id, actor, closed_only)
-
-    def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]:
-        """Returns steps [start, stop) of an episode by column name; observations have one row more.
-
-        Raises:
-          NotFoundError: no such episode. InvalidRequestError: a range outside the stored steps.
-          ChunkCorruptError: the stored bytes are damaged.
-        """
-        pieces = self._engine.episode_chunks(episode_id, start, stop)
-        decoder = ChunkDecoder(self.signature)
-        decoded = [chunk for piece in pieces for chunk in decoder.decode(piece)]
-        info = decoded[-1].header.info
-        cut = self._engine.cut_at(episode_id, stop)
-        stop = info.first_step + info.n_steps if stop is None else stop
-        return episode_columns(self.signature, decoded, start, stop, cut=cut)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from replaysvc.checks import check_number
+from replaysvc.checks import check_flag, check_number, check_text, shown
 from replaysvc.errors import SpecMismatchError
 
 ComputeReward: TypeAlias = Callable[[Any, Any, Any], Any]
@@ -35,15 +35,21 @@ def _settle_enum(options: Any, name: str, kind: type[Enum]) -> None:
     try:
         object.__setattr__(options, name, kind(value))
     except ValueError:
-        raise SpecMismatchError(name, f"one of {[member.value for member in kind]}", repr(value)) from None
+        raise SpecMismatchError(name, f"one of {[member.value for member in kind]}", shown(value)) from None
 
 
 def _settle_names(options: Any, name: str) -> None:
     value = getattr(options, name)
-    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else (None,)
-    if not all(isinstance(part, str) and part for part in names):
-        raise SpecMismatchError(name, "a tuple of names", repr(value))
-    object.__setattr__(options, name, names)
+    names: tuple[Any, ...] = (None,)
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        try:
+            names = tuple(value)
+        except TypeError:  # an array of no dimension
+            names = (None,)
+    try:
+        object.__setattr__(options, name, tuple(check_text(name, part) for part in names))
+    except SpecMismatchError:
+        raise SpecMismatchError(name, "a tuple of names", shown(value)) from None
 
 
 class StackPadding(Enum):
@@ -133,14 +139,15 @@ class Her:
         _settle_enum(self, "terminated", Terminated)
         object.__setattr__(self, "ratio", check_number("ratio", self.ratio, 0, 1, whole=False))
         for name in ("achieved", "desired"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise SpecMismatchError(name, "the name of an observation", repr(getattr(self, name)))
-        if not isinstance(self.open_episodes, bool):
-            raise SpecMismatchError("open_episodes", "a bool", repr(self.open_episodes))
+            try:
+                check_text(name, getattr(self, name))
+            except SpecMismatchError as error:
+                raise SpecMismatchError(name, "the name of an observation", error.found) from None
+        object.__setattr__(self, "open_episodes", check_flag("open_episodes", self.open_episodes))
         if not self.declared and not callable(self.reward):
-            raise SpecMismatchError("reward", "a SparseReward, a DenseReward or a function", repr(self.reward))
+            raise SpecMismatchError("reward", "a SparseReward, a DenseReward or a function", shown(self.reward))
         if self.success is not None and (self.declared or not callable(self.success)):
-            raise SpecMismatchError("success", "a function, beside a reward that is a function", repr(self.success))
+            raise SpecMismatchError("success", "a function, beside a reward that is a function", shown(self.success))
         if not self.declared and self.terminated is Terminated.SUCCESS and self.success is None:
             raise SpecMismatchError(
                 "terminated", "Terminated.STORED, or `success` beside a reward function, which tells no success", "SUCCESS"
@@ -177,7 +184,7 @@ def _settle_common(options: Any) -> None:
     if not isinstance(stack, Stack):
         object.__setattr__(options, "stack", Stack(check_number("stack", stack, 1, _MAX_STACK)))
     if options.her is not None and not isinstance(options.her, Her):
-        raise SpecMismatchError("her", "a Her or None", repr(options.her))
+        raise SpecMismatchError("her", "a Her or None", shown(options.her))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +253,7 @@ class Episodes:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_steps", check_number("max_steps", self.max_steps, 1, _MAX_LENGTH))
-        if not isinstance(self.open_episodes, bool):
-            raise SpecMismatchError("open_episodes", "a bool", repr(self.open_episodes))
+        object.__setattr__(self, "open_episodes", check_flag("open_episodes", self.open_episodes))
         _settle_common(self)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from replaysvc.checks import shown
 from replaysvc.config import StoreConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError
 from replaysvc.rpc.limits import Limits
@@ -74,6 +75,14 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _snapshots_lie_outside_of_the_store(self) -> Self:
+        if self.data is None or self.snapshot_dir is None:
+            return self
+        if Path(self.snapshot_dir).resolve().is_relative_to(self.data.resolve()):
+            raise SpecMismatchError("snapshot_dir", f"a directory outside of the store {self.data}", self.snapshot_dir)
+        return self
+
+    @model_validator(mode="after")
     def _store_and_server_accept_their_share(self) -> Self:
         self.store()
         self.limits()
@@ -129,7 +138,11 @@ def load(options: Mapping[str, Any], file: Path | None) -> Settings:
     Raises:
       InvalidRequestError: an unknown name or a bad value; names the setting.
     """
-    if file is not None and not file.is_file():
+    try:
+        is_file = file is None or file.is_file()
+    except OSError as error:
+        raise InvalidRequestError(f"settings file {shown(str(file))}: cannot be looked at: {error.strerror}") from error
+    if file is not None and not is_file:
         raise InvalidRequestError(
             f"settings file {file}: expected a TOML file, found {'no file' if file.exists() else 'nothing'}"
         )

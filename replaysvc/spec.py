@@ -25,14 +25,12 @@ import numpy as np
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, SpecMismatchError
 from replaysvc.ragged import RaggedArray
 
-DTYPES = tuple(
-    np.dtype(name)
-    for name in (
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-        "complex64",
-    )
-)  # fmt: skip
+DTYPES = tuple(map(np.dtype, (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64",
+)))  # fmt: skip
 MAX_STEP_BYTES = 48 << 20  # one step with both its observations: must fit a 64 MiB message
+MAX_DEPTH = 32  # of trees; chosen by hand
 MAX_COLUMNS = 256  # chosen by hand; bounds the header that a decoder must walk
 RESERVED_NAMES = frozenset(
     (
@@ -86,8 +84,13 @@ class FieldSpec:
             raise SpecMismatchError(self.name, "one of " + ", ".join(str(d) for d in DTYPES), str(dtype))
         if len(shape) > 8 or any(n < 0 for n in shape):
             raise SpecMismatchError(f"{self.name}.shape", "up to 8 sizes >= 0", str(shape))
-        if self.row_bytes > MAX_STEP_BYTES:
-            raise SpecMismatchError(self.name, f"at most {MAX_STEP_BYTES} bytes a step", str(self.row_bytes))
+        wide = math.prod(n or 1 for n in shape) * self.dtype.itemsize  # numpy refuses an array by that, too, though it is empty
+        if wide > MAX_STEP_BYTES:
+            raise SpecMismatchError(self.name, f"at most {MAX_STEP_BYTES} bytes a step, a size of 0 taken as 1", str(wide))
+        for flag in ("finite", "ragged"):
+            if not isinstance(getattr(self, flag), bool | np.bool_):  # JSON would keep a 1, and its hash be another
+                raise SpecMismatchError(f"{self.name}.{flag}", "a bool", repr(getattr(self, flag)))
+            object.__setattr__(self, flag, bool(getattr(self, flag)))
         if self.precision is Precision.FLOAT16 and self.dtype.kind != "f":
             raise SpecMismatchError(f"{self.name}.precision", "FLOAT16 on a float dtype only", str(self.dtype))
         if self.max_error is not None:
@@ -205,10 +208,8 @@ class Signature:
         trees: list[Tree] = [self.observation, self.action, self.reward, *self.extras.values()]
         put(self, "columns", tuple(column for tree in trees for column in columns_of(tree)))
         put(self, "observation_columns", sum(2 if leaf.ragged else 1 for leaf in leaves(self.observation)))
-        put(
-            self, "raw_step_bytes",
-            sum(c.row_bytes * (2 if i < self.observation_columns else 1) for i, c in enumerate(self.columns)),
-        )  # fmt: skip
+        sizes = [c.row_bytes * (2 if i < self.observation_columns else 1) for i, c in enumerate(self.columns)]
+        put(self, "raw_step_bytes", sum(sizes))
         if not self.observation_columns:
             raise InvalidRequestError("observation: expected at least one field, found an empty tree")
         if len(self.columns) > MAX_COLUMNS:
@@ -354,7 +355,9 @@ def unflatten(tree: Tree, columns: Mapping[str, Any]) -> Any:
     return tuple(unflatten(child, columns) for child in tree)
 
 
-def _settle(tree: Any, path: str) -> Any:
+def _settle(tree: Any, path: str, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise SpecMismatchError(path[: path.index("/")], f"at most {MAX_DEPTH} levels of nesting", "more")
     if isinstance(tree, FieldSpec):
         precision = tree.precision
         if precision is Precision.AUTO:
@@ -366,9 +369,9 @@ def _settle(tree: Any, path: str) -> Any:
         for key in tree:
             if not isinstance(key, str) or not _KEY.fullmatch(key):
                 raise SpecMismatchError(path, "keys of 1 to 64 printable characters without '/'", repr(key))
-        return {key: _settle(tree[key], f"{path}/{key}") for key in sorted(tree)}
+        return {key: _settle(tree[key], f"{path}/{key}", depth + 1) for key in sorted(tree)}
     if isinstance(tree, tuple | list):
-        return tuple(_settle(child, f"{path}/{i}") for i, child in enumerate(tree))
+        return tuple(_settle(child, f"{path}/{i}", depth + 1) for i, child in enumerate(tree))
     raise SpecMismatchError(path, "a FieldSpec, dict or tuple", type(tree).__name__)
 
 
@@ -381,8 +384,8 @@ def _tree_to_json(tree: Tree) -> dict[str, Any]:
 
 
 def _tree_from_json(data: Mapping[str, Any], path: str, depth: int) -> Tree:
-    if depth > 32:
-        raise InvalidRequestError(f"{path}: expected at most 32 levels of nesting")
+    if depth > MAX_DEPTH:
+        raise SpecMismatchError(path[: path.index("/")], f"at most {MAX_DEPTH} levels of nesting", "more")
     ((kind, body),) = data.items()
     if kind == "leaf":
         return FieldSpec(

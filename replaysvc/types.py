@@ -3,7 +3,7 @@
 Plain frozen data, the same on both doors (embedded and client). Arrays in a batch belong to the caller.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
@@ -154,6 +154,23 @@ class TableStats:
     quarantined_chunks: int = 0
     quarantined_segments: int = 0
     fault: str = ""
+
+
+class BatchStream(Iterator[Batch]):
+    """Batches one after another, without end. Belongs to one thread; `close`, or forgetting it, ends what is under way."""
+
+    def __init__(self, batches: Generator[Batch, None, None]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Ends the stream: there is no next batch."""
+        self._batches.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a stream cannot be pickled: pickle a client's table, and call table.stream() in the other process")
 
 
 class UpdateCounts(NamedTuple):

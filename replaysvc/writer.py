@@ -5,36 +5,37 @@ sink does with a chunk (a network, a queue) and what threads it runs is the sink
 two threads may call it: the user's, and the sink's timer through `flush_due`.
 """
 
-import json
-import math
+import contextlib
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from replaysvc.checks import check_number
+from replaysvc.checks import check_number, check_timeout
+from replaysvc.chunk_steps import choose_chunk_steps
 from replaysvc.codec import ChunkEncoder, ChunkInfo
 from replaysvc.config import TableConfig
-from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, UnavailableError
+from replaysvc.errors import (
+    InvalidRequestError,
+    ReplayError,
+    SpecMismatchError,
+    UnavailableError,
+    WaitTimeoutError,
+    WriterFencedError,
+)
+from replaysvc.metadata import encode_metadata
 from replaysvc.options import MAX_PRIORITY, PRIORITY_BOUND, Prioritized
 from replaysvc.spec import Signature, flatten
 from replaysvc.types import Array
 
-MAX_METADATA_BYTES = 64 << 10
 DEFAULT_LIMIT_TIMEOUT_S = 600.0
-_STATE_CHUNK_BYTES = (
-    8 << 10
-)  # stored bytes of a state column's chunk: smaller compresses worse, larger decodes slower when cold
-_IMAGE_ROW_BYTES = 1 << 10
-_IMAGE_CHUNK_STEPS = 32
-_CHUNK_RAW_BYTES = 48 << 20  # of a chunk as (s, a, r, s'), which bounds its encoded bytes even where nothing compresses
 
 
 class Lock(Protocol):
     """What the writer needs of a lock; `threading.Lock` is one."""
 
-    def acquire(self, blocking: bool = True) -> bool: ...
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def release(self) -> None: ...
 
 
@@ -68,21 +69,13 @@ class ChunkSink(Protocol):
         """Stops calling it."""
 
 
-def choose_chunk_steps(signature: Signature, config: TableConfig) -> int:
-    """Returns the steps of a full chunk: as configured, or chosen from the largest column's row; no more than fit a message."""
-    most = max(1, _CHUNK_RAW_BYTES // max(1, signature.raw_step_bytes))
-    if config.chunk_steps is not None:
-        return min(config.chunk_steps, most)
-    row = max(spec.stored_dtype.itemsize * math.prod(spec.shape) for spec in signature.columns)
-    if row >= _IMAGE_ROW_BYTES:
-        return min(_IMAGE_CHUNK_STEPS, most)
-    return min(max(32, min(256, 1 << ((_STATE_CHUNK_BYTES // max(row, 1)).bit_length() - 1))), most)
-
-
 class Writer:
     """Writes the steps of one episode after another. Made by `table.writer()`; a context manager that flushes at its end.
 
     A refused call (SpecMismatchError, InvalidRequestError) changes nothing: the step can be appended again, corrected.
+
+    Once the service has refused it for good (WriterFencedError: its lease ended, or a newer one took over), `begin`, `append`
+    and `flush` raise that again, `abandon` does nothing, and `close` raises it if steps that were appended are not stored.
     """
 
     def __init__(
@@ -108,6 +101,7 @@ class Writer:
         self._lock = sink.make_lock()
         self._open = self._closed = False
         self._ended = "this writer was closed"  # why, once `_closed` is set
+        self._fenced: WriterFencedError | None = None
         self._n = self._first_step = 0  # steps in the buffers, and the step of the episode that the first of them is
         self._episode_key = 0
         self._policy_version = -1
@@ -123,19 +117,32 @@ class Writer:
         Raises:
           InvalidRequestError: an episode is open; end it with `terminated` or `truncated`, or `abandon` it.
           SpecMismatchError: the observation does not fit the signature.
+          WriterFencedError: this writer may not go on; make a new one.
         """
         with self._guard("begin"):
+            self._check_fence()
             if self._open:
                 raise InvalidRequestError(
                     f"begin: expected the open episode to be ended (terminated or truncated with its last step, or abandon()), "
                     f"found it open at step {self._first_step + self._n}"
                 )
             policy_version = check_number("policy_version", policy_version, -1, (1 << 63) - 1)
-            encoded = _encode_metadata(metadata)
+            encoded = encode_metadata(metadata)
             self._put_row(0, self._signature.observation, observation, "observation", row=0)
-            self._episode_key = self._sink.next_episode_key()
-            self._open, self._n, self._first_step = True, 0, 0
-            self._policy_version, self._metadata = policy_version, encoded
+            self._start_episode(policy_version, encoded)
+
+    def begin_after(self, other: "Writer", *, metadata: Mapping[str, Any] | None = None, policy_version: int = -1) -> None:
+        """Starts an episode at the last observation that a refused writer of the same table was given. For recorders."""
+        encoded = encode_metadata(metadata)
+        with self._guard("begin"):
+            for buffer, seen in zip(self._buffers[: self._first_action], other._buffers, strict=False):
+                buffer[0] = seen[other._n]
+            self._start_episode(policy_version, encoded)
+
+    def _start_episode(self, policy_version: int, metadata: bytes) -> None:
+        self._episode_key = self._sink.next_episode_key()
+        self._open, self._n, self._first_step = True, 0, 0
+        self._policy_version, self._metadata = policy_version, metadata
 
     def append(
         self, action: Any, reward: Any, next_observation: Any, *, terminated: bool = False, truncated: bool = False,
@@ -157,6 +164,8 @@ class Writer:
         lock = self._lock
         lock.acquire()
         try:
+            if self._closed:  # meanwhile: the step would stay here for ever
+                raise self._not_open("append")
             n, specs, buffers = self._n, self._specs, self._buffers
             if self._flat:  # the common case, without walking trees
                 buffers[0][n + 1] = specs[0].check(next_observation)
@@ -183,7 +192,7 @@ class Writer:
                 except BaseException:
                     self._n = n  # the sink did not take it: this step can be appended again
                     raise
-                self._open = not ended
+                self._open = not ended and self._fenced is None
         finally:
             lock.release()
 
@@ -195,8 +204,9 @@ class Writer:
     def abandon(self) -> None:
         """Gives up the open episode, if any. Steps appended so far are kept; the episode stays without an end."""
         with self._guard("abandon"):
-            if self._n:
-                self._cut(False, False, wait=True)
+            if self._n and self._fenced is None:
+                with contextlib.suppress(WriterFencedError):  # the steps stay here, so that `close` tells
+                    self._cut(False, False, wait=True)
             self._open = False
 
     def flush(self, timeout_s: float = 30.0) -> None:
@@ -205,14 +215,23 @@ class Writer:
         Raises:
           WaitTimeoutError: not within `timeout_s`; the steps stay queued.
           UnavailableError: the service has not answered for `reconnect_timeout_s`; the steps stay queued.
+          CapacityError: its disk has been full for so long (an embedded store's: is full); the steps stay queued.
+          WriterFencedError: the service takes nothing of this writer any more; make a new one.
         """
+        timeout_s = check_timeout(timeout_s)
         with self._guard("flush"):
+            self._check_fence()
             if self._n:
                 self._cut(False, False, wait=False)
-        self._sink.flush(timeout_s)
+        try:
+            self._sink.flush(timeout_s)
+        except WriterFencedError as error:
+            self.fence(error)
+            raise
 
     def flush_due(self, *, at_once: bool = False) -> None:
-        """Sends a part-filled chunk older than `flush_interval_s`, or any with `at_once`; never blocks. For the sink."""
+        """Sends a part-filled chunk older than `flush_interval_s`, or any with `at_once`; never blocks, so it may send nothing
+        where another call is under way. For the sink."""
         lock = self._lock
         if not self._n or not lock.acquire(blocking=False):
             return  # a writer that is busy right now will look at the time itself
@@ -222,6 +241,29 @@ class Writer:
         finally:
             lock.release()
 
+    def finish(self, reason: str, timeout_s: float) -> None:
+        """Sends the steps that are in no chunk yet, and ends this writer as `end` does; no step comes in between. For the sink.
+
+        Raises:
+          WaitTimeoutError: another call of it was under way all the time: what it holds is not sent.
+        """
+        lock = self._lock
+        if not lock.acquire(timeout=timeout_s):
+            self.end(reason)
+            if self._n:
+                raise WaitTimeoutError(
+                    f"close: a call of a writer did not end within {timeout_s:g} s; its last {self._n} steps are not stored"
+                )
+            return
+        try:
+            if self._n and self._open and not self._closed:
+                self._cut(False, False, wait=False)
+            elif self._n:
+                self._check_fence()
+        finally:
+            self.end(reason)
+            lock.release()
+
     def end(self, reason: str) -> None:
         """From now on every call raises UnavailableError with `reason`. For the sink, when it can take no more."""
         if not self._closed:
@@ -229,15 +271,31 @@ class Writer:
             self._closed = True
             self._lock = self._sink.make_lock()  # after a fork, a thread that is no more may have held the old one
 
+    def fence(self, error: WriterFencedError) -> None:
+        """From now on `begin`, `append` and `flush` raise `error`. For the sink, when the service has refused this writer."""
+        self._fenced = error
+        self._open = False
+
     def close(self, timeout_s: float = 30.0) -> None:
-        """Flushes and ends this writer; an open episode stays without an end. Closing twice is fine."""
+        """Flushes and ends this writer; an open episode stays without an end. Closing twice is fine.
+
+        Raises:
+          WriterFencedError: steps that were appended are not stored and will not be. And as `flush`.
+        """
+        timeout_s = check_timeout(timeout_s)
         if self._closed:
             return
         try:
-            self.flush(timeout_s)
+            if self._fenced is None or self._n:
+                self.flush(timeout_s)
+            else:
+                self._sink.flush(timeout_s)
         finally:
             self._closed = True
             self._sink.detach(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a writer cannot be pickled: pickle a client's table, and call table.writer() in the other process")
 
     def __enter__(self) -> "Writer":
         return self
@@ -249,16 +307,24 @@ class Writer:
         try:  # what went wrong in the block is what the caller must hear of
             self.close()
         except ReplayError as closing:
+            if isinstance(closing, WriterFencedError) and isinstance(error, WriterFencedError):
+                return
             error.add_note(f"and the writer could not be closed: {closing}")
 
     def _guard(self, call: str) -> "_Held":
         if self._closed:
             raise self._not_open(call)
-        return _Held(self._lock)
+        return _Held(self, self._lock, call)
+
+    def _check_fence(self) -> None:
+        if self._fenced is not None:
+            raise WriterFencedError(str(self._fenced)) from self._fenced
 
     def _not_open(self, call: str) -> Exception:
         if self._closed:
             return UnavailableError(f"{call}: {self._ended}")
+        if self._fenced is not None:
+            return WriterFencedError(str(self._fenced))
         return InvalidRequestError(f"{call}: expected an open episode, found none; call begin first")
 
     def _put_row(self, at: int, tree: Any, value: Any, path: str, *, row: int) -> int:
@@ -300,7 +366,11 @@ class Writer:
             reward_sum=float(rewards.sum(dtype=np.float64)), metadata=self._metadata,
         )  # fmt: skip
         chunk = self._encoder.encode(info, [buffer[: n + (i < first)] for i, buffer in enumerate(self._buffers)])
-        self._sink.put(chunk, wait=wait, limit_timeout_s=self._limit_timeout_s)
+        try:
+            self._sink.put(chunk, wait=wait, limit_timeout_s=self._limit_timeout_s)
+        except WriterFencedError as error:
+            self.fence(error)
+            raise
         for buffer in self._buffers[:first]:
             buffer[0] = buffer[n]
         self._first_step += n
@@ -309,23 +379,16 @@ class Writer:
 
 
 class _Held:
-    """Holds a lock for the length of a with statement."""
+    """Holds a writer's lock for the length of a with statement, unless the writer has ended when it is free."""
 
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
+    def __init__(self, writer: Writer, lock: Lock, call: str) -> None:
+        self._writer, self._lock, self._call = writer, lock, call
 
     def __enter__(self) -> None:
         self._lock.acquire()
+        if self._writer._closed:
+            self._lock.release()
+            raise self._writer._not_open(self._call)
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
-
-
-def _encode_metadata(metadata: Mapping[str, Any] | None) -> bytes:
-    try:
-        encoded = json.dumps(dict(metadata or {}), allow_nan=False, ensure_ascii=False, sort_keys=True).encode()
-    except (TypeError, ValueError, UnicodeError, RecursionError) as error:
-        raise SpecMismatchError("metadata", "a dict that JSON can hold", str(error)) from error
-    if len(encoded) > MAX_METADATA_BYTES:
-        raise SpecMismatchError("metadata", f"at most {MAX_METADATA_BYTES} bytes of JSON", str(len(encoded)))
-    return encoded

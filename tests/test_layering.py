@@ -14,13 +14,16 @@ LONGEST_MODULE = 400
 FLOORS = (
     ("errors",),
     ("checks", "options", "config", "requests", "ragged", "spec", "spaces", "tensors", "types"),
-    ("codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "batch", "writer", "interface"),
+    (
+        "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "batch", "chunk_steps", "metadata", "writer",
+        "interface",
+    ),
     ("storage", "maintenance", "cache"),
     ("index", "sampling", "table"),
-    ("embedded_sink", "keeper", "replay"),
+    ("embedded_sink", "embedded_table", "keeper", "replay"),
     ("access", "rpc"),
     ("settings", "demo", "cli", "operate", "__main__"),
-)
+)  # fmt: skip
 """Modules and folders of replaysvc, the lowest first. Within a floor each imports only those that stand before it."""
 
 FLOOR = {name: number for number, floor in enumerate(FLOORS) for name in floor}

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from replay_client.connection import Connection, translated
@@ -77,7 +77,7 @@ class Batches:
                 if now - asked < _PAUSE_S:
                     time.sleep(min(deadline - now, _PAUSE_S * random.uniform(0.5, 1.0)))
 
-    def stream(self, prefetch: int, timeout_s: float) -> Iterator[Batch]:
+    def stream(self, prefetch: int, timeout_s: float) -> Generator[Batch, None, None]:
         """Yields batches without end, with requests for `prefetch` of them under way; for fewer large ones."""
         connection = self._connection
         prefetch = min(prefetch, max(1, _UNDER_WAY_BYTES // self._bytes))

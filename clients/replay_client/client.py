@@ -8,11 +8,12 @@ from types import TracebackType
 from typing import Any
 
 from replay_client.connection import Connection, ProcessLock, Tls
+from replay_client.lifetimes import close_together
 from replay_client.sender import Sender
 from replay_client.table import RemoteTable, table_of
-from replaysvc.checks import check_name, check_number
+from replaysvc.checks import check_flag, check_name, check_number, check_text, shown
 from replaysvc.config import ClientConfig, TableConfig
-from replaysvc.errors import AlreadyExistsError, NotFoundError, ReplayError, SpecMismatchError
+from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchError
 from replaysvc.spec import Signature
 from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
@@ -27,7 +28,7 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = ProcessLock()
-        self._senders: dict[tuple[int, str, str, int | None], Sender] = {}
+        self._senders: dict[tuple[int, str, str, str, int | None], Sender] = {}
         self._retired: list[Sender] = []  # of tables that were deleted
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,6 +47,7 @@ class Client:
             raise SpecMismatchError("signature", "a Signature", type(signature).__name__)
         if config is not None and not isinstance(config, TableConfig):
             raise SpecMismatchError("config", "a TableConfig", type(config).__name__)
+        exist_ok = check_flag("exist_ok", exist_ok)
         request = pb.CreateTableRequest(
             name=name, signature_json=json.dumps(signature.to_json()), exist_ok=exist_ok,
             config_json=json.dumps((config or TableConfig()).to_json()),
@@ -69,7 +71,7 @@ class Client:
 
     def table(self, name: str) -> RemoteTable:
         """Returns a table. Raises NotFoundError."""
-        _check_text(name)
+        check_text("table", name)
         return table_of(self, self._call("GetTable", pb.GetTableRequest(name=name)).table)
 
     def tables(self) -> list[str]:
@@ -78,7 +80,7 @@ class Client:
 
     def delete_table(self, name: str) -> None:
         """Deletes a table with all its data. Raises NotFoundError."""
-        _check_text(name)
+        check_text("table", name)
         request = pb.DeleteTableRequest(name=name)
 
         def again() -> None:
@@ -112,6 +114,7 @@ class Client:
         Raises:
           NotFoundError: nothing was put under this name yet.
         """
+        check_text("params", name)
         newer_than = check_number("newer_than", newer_than, -1, (1 << 63) - 1)
         request = pb.GetParamsRequest(name=name, newer_than=newer_than)
         pieces = self._connection.retrying(lambda: self._connection.call_stream("GetParams", request))
@@ -131,16 +134,13 @@ class Client:
         self._connection.retrying(lambda: self._connection.call("Snapshot", request, timeout_s=_SNAPSHOT_TIMEOUT_S))
 
     def close(self) -> None:
-        """Stores what writers were given, ends them, and closes this process's connection; a later call connects again."""
+        """Stores what writers were given, for up to `call_timeout_s`, ends them, and closes this process's connection; a later
+        call connects again. Raises what kept it from storing all. In a signal handler, raise SystemExit instead: it may stand
+        in the middle of an `append`, which this would wait for; the interpreter's exit does the same afterwards."""
         with self._lock:
             senders = self._retired + list(self._senders.values())
             self._senders, self._retired = {}, []
-        errors = []
-        for sender in senders:
-            try:
-                sender.close(self._connection.config.call_timeout_s)
-            except ReplayError as error:
-                errors.append(error)
+        errors = close_together(senders, self._connection.config.call_timeout_s)
         self._connection.close()  # ends calls that are under way
         for sender in senders:
             sender.join()
@@ -156,12 +156,12 @@ class Client:
         for sender in idle:  # else its thread would wait for ever for nothing
             sender.close(0.0)
 
-    def sender(self, table: str, actor: str, epoch: int | None, lease_s: float) -> Sender:
+    def sender(self, table: str, uuid: str, actor: str, epoch: int | None, lease_s: float) -> Sender:
         """Returns this process's sender for the writers of `actor` to a table, which has leases of `lease_s`."""
         with self._lock:
-            key = (os.getpid(), table, actor, epoch)
+            key = (os.getpid(), table, uuid, actor, epoch)
             if key not in self._senders or self._senders[key].ended:
-                self._senders[key] = Sender(self._connection, table, actor, epoch, lease_s)
+                self._senders[key] = Sender(self._connection, table, actor, epoch, lease_s, uuid)
             return self._senders[key]
 
     @property
@@ -179,14 +179,11 @@ class Client:
         self.close()
 
 
-def _check_text(name: Any) -> None:
-    if not isinstance(name, str):
-        raise SpecMismatchError("table", "a name", repr(name))
-
-
 def connect(address: str, *, token: str | None = None, tls: Tls | None = None, config: ClientConfig | None = None) -> Client:
     """Returns a client of the service at `address` (host:port). Nothing is sent before the first call.
 
     `token` needs `tls` unless the server is on this machine.
     """
+    if config is not None and not isinstance(config, ClientConfig):
+        raise SpecMismatchError("config", "a ClientConfig", shown(config))
     return Client(Connection(address, token, tls, config or ClientConfig()))

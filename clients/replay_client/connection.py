@@ -7,6 +7,7 @@ are told apart by their sequence numbers, and most other calls change nothing, o
 
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from replay_client import shared
 from replay_client.credentials import Tls as Tls
 from replay_client.credentials import Token, mismatch
 from replay_client.frames import join_pieces
+from replaysvc.checks import shown
 from replaysvc.config import MAX_MESSAGE_BYTES, ClientConfig
 from replaysvc.errors import (
     InvalidRequestError,
@@ -32,6 +34,8 @@ from replaysvc.errors import (
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
+_HOST = re.compile(r"\[[^\[\]/]+\]|[^:/@\[\]]+")  # an IPv6 address in brackets; no URL
+_PORT = re.compile("[0-9]{1,5}")
 ERROR_KEY = "replaysvc-error"
 RETRY_KEY = "replaysvc-retry-after-ms"
 SIZE_KEY = "replaysvc-bytes"
@@ -65,6 +69,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[ReplayError]] = {
 }
 """For statuses that gRPC itself gives, without the name of an error class."""
 
+_NOT_BEGUN = ("RST_STREAM", "error code 7")  # HTTP/2's REFUSED_STREAM: on a new connection, which does not know the limit yet
+_NOT_BEGUN_PAUSE_S = 0.05  # chosen by hand; that call was not looked at
 _TOO_LARGE = "larger than max"  # within the details of gRPC's other RESOURCE_EXHAUSTED
 
 Answer = TypeVar("Answer")
@@ -139,9 +145,11 @@ class Connection:
     """Calls to one address. Thread-safe and picklable; a copy in another process connects by itself."""
 
     def __init__(self, address: str, token: str | Token | None, tls: Tls | None, config: ClientConfig) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise SpecMismatchError("address", "host:port", repr(address))
+        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+        if not host.isprintable() or not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65_536:
+            raise SpecMismatchError("address", "host:port", shown(address))
+        if tls is not None and not isinstance(tls, Tls):
+            raise SpecMismatchError("tls", "a Tls", shown(tls))
         if token is not None and tls is None and host not in ("localhost", "127.0.0.1", "[::1]"):
             raise SpecMismatchError("token", "tls with it, since the host is not this machine", "no tls")
         self.address, self.config = address, config
@@ -277,7 +285,8 @@ class Connection:
             except ReplayError as error:
                 left = deadline - time.monotonic()
                 if isinstance(error, UnavailableError | WaitTimeoutError):
-                    before, reason = reason, None if self._answered else mismatch(self.address, self._tls, str(error))
+                    settled = self._answered or error.retry_after_s is not None  # a server is there, and can be talked to
+                    before, reason = reason, None if settled else mismatch(self.address, self._tls, str(error))
                     if reason is not None and reason == before:  # twice: a server that is ending may look like that, once
                         raise UnavailableError(reason) from error
                 elif error.retry_after_s is None:
@@ -339,7 +348,7 @@ class translated:
 
 def error_of(error: Any, address: str) -> ReplayError:
     """Returns the error of this project that a gRPC error stands for."""
-    code, sentence = error.code(), error.details() or ""
+    code, sentence = error.code(), (error.details() or "").replace("%5B", "[").replace("%5D", "]")  # of peers: ipv6:[::1]:7777
     metadata = dict(error.trailing_metadata() or ())
     if ERROR_KEY in metadata:
         found = from_wire(str(metadata[ERROR_KEY]), sentence)
@@ -347,6 +356,10 @@ def error_of(error: Any, address: str) -> ReplayError:
         if wish.isdigit() and len(wish) < 10:
             found.retry_after_s = min(_LONGEST_WISH_S, int(wish) / 1000)
         return found
+    if code is grpc.StatusCode.UNAVAILABLE and all(words in sentence for words in _NOT_BEGUN):
+        busy = UnavailableError(f"the server at {address} takes no more calls of one connection at a time ({sentence})")
+        busy.retry_after_s = _NOT_BEGUN_PAUSE_S
+        return busy
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"no server answers at {address} ({sentence})")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

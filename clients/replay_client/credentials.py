@@ -10,6 +10,7 @@ from replaysvc.errors import SpecMismatchError
 
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 _PROBE_S = 1.0
+_TOLD_NAMES = 8  # of the hosts in a certificate
 
 
 class Token:
@@ -60,7 +61,7 @@ def mismatch(address: str, tls: Tls | None, failure: str) -> str | None:
     if tls is not None and "CERTIFICATE_VERIFY_FAILED" in failure:
         return f"the certificate of the server at {address} is not signed by a CA in tls.root_certificates"
     if tls is not None and "Hostname Verification" in failure:
-        return f"the certificate of the server at {address} is for another host"
+        return f"the certificate of the server at {address} is for another host{_names_of(address, tls)}"
     if tls is not None and "WRONG_VERSION_NUMBER" in failure:
         return f"the server at {address} does not speak TLS, expected it to since tls is given"
     if tls is not None and "create security handshaker" in failure:
@@ -72,6 +73,22 @@ def mismatch(address: str, tls: Tls | None, failure: str) -> str | None:
         found = "none" if tls.certificate_chain is None else "one that it does not accept"
         return f"the server at {address} asks for a client certificate, found {found} in tls"
     return None
+
+
+def _names_of(address: str, tls: Tls) -> str:
+    """Returns what hosts the certificate of a server is for, in words; "" if that cannot be seen."""
+    host, _, port = address.rpartition(":")
+    roots = tls.root_certificates.decode(errors="replace") if tls.root_certificates is not None else None
+    try:
+        context = ssl.create_default_context(cadata=roots)  # without a trusted signer, Python tells nothing of it
+        context.check_hostname = False
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_S) as plain, context.wrap_socket(plain) as secure:
+            found: dict[str, Any] = secure.getpeercert() or {}
+            names = [f"{kind}:{name}" for kind, name in found.get("subjectAltName", ())]
+    except (OSError, ValueError):
+        return ""
+    return f", found one for {', '.join(names[:_TOLD_NAMES])}" if names else ""
 
 
 def _handshake(address: str) -> bool | None:

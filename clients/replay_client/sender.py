@@ -17,17 +17,17 @@ import time
 
 from replay_client.backlog import MAX_CHUNKS, Backlog
 from replay_client.connection import Connection
-from replay_client.lifetimes import register
+from replay_client.failures import is_final, told_apart
+from replay_client.lifetimes import finish_all, register, send_all
 from replaysvc.errors import (
     CapacityError,
-    ChunkCorruptError,
-    FormatVersionError,
     LimitedError,
     ReplayError,
     SequenceError,
     StorageError,
     UnavailableError,
     WaitTimeoutError,
+    WriterFencedError,
     from_wire,
 )
 from replaysvc.options import WhenFull
@@ -43,17 +43,17 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _FIRST_LIMITED_PAUSE_S, _LONGEST_LIMITED_PAUSE_S = 0.05, 0.2  # the server itself waits a second before it refuses
 _QUICK_S = 0.3  # an append that took less did not wait for the limiter, or hardly
 _PATIENCE_S = 2.0  # how long attempts are repeated before an old failure is told again; gRPC reconnects within 1 s
+
 _JOIN_S = 5.0  # how long `close` waits for the thread, which has nothing left to do
-_TRANSIENT = (UnavailableError, WaitTimeoutError, CapacityError, StorageError)  # a restart may cure the last, too
+
 _CLOSED = "this writer's client was closed"
-_PERMANENT = (ChunkCorruptError, FormatVersionError)  # which are StorageErrors, but what is refused once is refused again
 
 
 class Sender:
     """Stores chunks of one session. Thread-safe; belongs to the process that made it."""
 
-    def __init__(self, connection: Connection, table: str, actor: str, epoch: int | None, lease_s: float) -> None:
-        self._connection, self._table, self._actor, self._epoch = connection, table, actor, epoch
+    def __init__(self, connection: Connection, table: str, actor: str, epoch: int | None, lease_s: float, uuid: str) -> None:
+        self._connection, self._table, self._uuid, self._actor, self._epoch = connection, table, uuid, actor, epoch
         self._heartbeat_s = lease_s / _HEARTBEATS
         self._heard_at = time.monotonic()  # when the server last heard of the writers
         self._config = connection.config
@@ -63,7 +63,8 @@ class Sender:
         self._backlog = Backlog()
         self._episodes = 0  # so far: the next number
         self._known = False  # whether the server and this sender agree on the session
-        self._urgent = self._ending = self._closing = False  # `_ending`: `close` has begun; `_closing`: it takes no more
+        self._urgent = self._closing = False  # `_closing`: it takes no more
+        self._ending_at: float | None = None  # when `close` began
         self._permanent: ReplayError | None = None  # no chunk will ever be stored again: the thread has ended
         self._transient: ReplayError | None = None  # what has been failing for longer than `reconnect_timeout_s`
         self._failing: ReplayError | None = None  # what failed last, since `_failing_since`
@@ -87,7 +88,7 @@ class Sender:
             if self._closing:
                 raise UnavailableError(_CLOSED)
             if wait or self._permanent is not None:
-                self._try_again()
+                self._try_again(time.monotonic() + _PATIENCE_S)
                 self._raise_error()
             self._backlog.put(chunk)
             self._changed.notify_all()
@@ -96,14 +97,14 @@ class Sender:
         deadline = None
         while self._error() is None and not self._closing:
             if self._held_back is None:
-                if not self._full:
+                if self._backlog.bytes < self._config.buffer_bytes:
                     return
                 if self._config.when_full is WhenFull.RAISE:
                     full = f"buffer_bytes={self._config.buffer_bytes}, when_full=raise"
                     raise CapacityError(f"append: {self._backlog.bytes} bytes are not acknowledged yet ({full}); not taken")
                 self._changed.wait()
                 continue
-            if self._ending:
+            if self._ending_at is not None:
                 raise UnavailableError(_CLOSED)
             now = time.monotonic()
             deadline = now + limit_timeout_s if deadline is None else deadline
@@ -113,28 +114,27 @@ class Sender:
 
     def flush(self, timeout_s: float) -> None:
         self._check_process()
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, patience_end = now + timeout_s, (self._ending_at or now) + _PATIENCE_S
         with self._changed:
             wanted = self._backlog.end
             self._urgent = True
             self._changed.notify_all()
-            self._try_again()
-            while self._backlog.first < wanted:
+            self._try_again(min(deadline, patience_end))
+            while self._backlog.first < wanted or self._unannounced:
                 self._raise_error()
                 if self._closing:
                     raise UnavailableError(f"flush: the client was closed with {len(self._backlog)} chunks not stored")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    count, why = len(self._backlog), self._failing or self._limited
-                    raise WaitTimeoutError(
-                        f"flush: {count} chunks are not durable after {timeout_s:g} s; they stay queued"
-                        + (f" ({why})" if why is not None else "")
-                    )
+                    why = f" ({self._failing or self._limited})" if self._failing or self._limited else ""
+                    waited_s = timeout_s if self._ending_at is None else round(time.monotonic() - self._ending_at, 2)
+                    left_over = f"{len(self._backlog)} chunks are not durable after {waited_s:g} s; they stay queued"
+                    raise WaitTimeoutError(f"flush: {left_over}{why}")
                 self._changed.wait(left)
 
-    def _try_again(self) -> None:
-        """Waits a little for attempts made now, if earlier ones have failed for long: what failed then may work again."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def _try_again(self, deadline: float) -> None:
+        """Waits for attempts made now, if earlier ones have failed for long: what failed then may work again."""
         while self._transient is not None and not self.ended and (left := deadline - time.monotonic()) > 0:
             seen, self._hurry = self._attempts, True
             self._changed.notify_all()
@@ -154,6 +154,8 @@ class Sender:
     def attach(self, writer: Writer) -> None:
         self._check_process()
         with self._changed:
+            if self._ending_at is not None:  # what it writes would come too late
+                raise UnavailableError(_CLOSED)
             self._writers.add(writer)
             self._start()
 
@@ -161,18 +163,27 @@ class Sender:
         with self._changed:
             self._writers.discard(writer)
 
+    def begin_close(self) -> None:
+        """Sends what the writers were given, as far as that needs no waiting; `close` does the rest."""
+        if self._process != os.getpid() or self._closing:
+            return
+        with self._changed:
+            self._ending_at, self._urgent, self._hurry = self._ending_at or time.monotonic(), True, True
+            self._changed.notify_all()  # whoever waits for the limiter need not wait for what is stored below
+        send_all(self._attached())
+
     def close(self, timeout_s: float) -> None:
         """Stores what the writers were given, for up to `timeout_s`, and ends them and the thread. Raises as `flush`, once."""
         if self._process != os.getpid() or self._closing:
             return
-        with self._changed:
-            self._ending = True
-            self._changed.notify_all()  # whoever waits for the limiter need not wait for what is stored below
+        deadline = time.monotonic() + timeout_s
+        self.begin_close()
         try:
             if not self._told:
-                for writer in self._attached():
-                    writer.flush_due(at_once=True)
-                self.flush(timeout_s)
+                left_behind = finish_all(self._attached(), _CLOSED, deadline)
+                self.flush(max(0.0, deadline - time.monotonic()))
+                if left_behind is not None:
+                    raise left_behind
         finally:
             with self._changed:
                 self._closing = True
@@ -206,8 +217,9 @@ class Sender:
             return list(self._writers)
 
     @property
-    def _full(self) -> bool:
-        return self._backlog.bytes >= self._config.buffer_bytes
+    def _unannounced(self) -> bool:
+        """Returns whether earlier lives of the actor may still write, since the server has not heard of this one."""
+        return self._epoch is not None and not self._known
 
     @property
     def _held_back(self) -> LimitedError | None:
@@ -225,7 +237,7 @@ class Sender:
         pause_s, limited_pause_s = _FIRST_PAUSE_S, _FIRST_LIMITED_PAUSE_S
         while self._wait_for_work():
             try:
-                if self._backlog:
+                if self._backlog or self._unannounced:
                     self._send()
                 else:
                     self._beat()
@@ -237,16 +249,14 @@ class Sender:
                     self._changed.wait_for(lambda: self._closing, limited_pause_s)
                 limited_pause_s = min(_LONGEST_LIMITED_PAUSE_S, 2 * limited_pause_s)
             except ReplayError as error:
-                if not isinstance(error, _TRANSIENT) or isinstance(error, _PERMANENT):
+                if is_final(error):
                     log.error("table %s: chunks are refused: %s", self._table, error)
-                    return self._end(self._told_apart(error))
+                    return self._end(told_apart(self._table, error))
                 self._failed(error)
                 wish_s = error.retry_after_s  # of a server that is there, and busy: it knows best
+                wait_s = pause_s if wish_s is None else wish_s * random.uniform(1.0, 2.0)
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: self._closing or self._hurry,
-                        pause_s if wish_s is None else wish_s * random.uniform(1.0, 2.0),
-                    )
+                    self._changed.wait_for(lambda: self._closing or self._hurry, wait_s)
                     self._hurry = False
                 if wish_s is None:
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
@@ -254,26 +264,23 @@ class Sender:
                 log.exception("table %s: the sender failed", self._table)
                 return self._end(StorageError(f"table {self._table}: the sender failed ({error!r}); chunks are not stored"))
 
-    def _told_apart(self, error: ReplayError) -> ReplayError:
-        """Returns the error with what it means for whoever writes."""
-        if not isinstance(error, SequenceError):
-            return error
-        meaning = "was deleted and made anew, or its store was put back to an earlier state; make a new writer"
-        return SequenceError(f"table {self._table}: it {meaning} ({error})")
-
     def _end(self, error: ReplayError) -> None:
         with self._changed:
             self._permanent = error
             self._changed.notify_all()
+        if isinstance(error, WriterFencedError):
+            for writer in self._attached():
+                writer.fence(error)
 
     def _wait_for_work(self) -> bool:
         """Waits for chunks, and looks at part-filled ones now and then; False when the end has come."""
         with self._changed:
-            if not self._backlog:
+            if not self._backlog and not self._unannounced:
                 self._changed.wait_for(lambda: self._closing or self._backlog, _TICK_S)
             if self._closing:
                 return False
-            busy = self._full or self._transient is not None or self._held_back is not None
+            full = self._backlog.bytes >= self._config.buffer_bytes
+            busy = full or self._transient is not None or self._held_back is not None
             writers = [] if busy else list(self._writers)
         for writer in writers:
             try:
@@ -300,7 +307,7 @@ class Sender:
             return
         request = pb.AppendRequest(
             table=self._table, session_id=self._session, actor=self._actor, chunks=chunks, urgent=urgent, epoch=self._epoch,
-            open_episodes=self._alive(),
+            open_episodes=self._alive(), table_uuid=self._uuid,
         )  # fmt: skip
         began = time.monotonic()
         try:
@@ -319,20 +326,22 @@ class Sender:
 
     def _beat(self) -> None:
         """Tells the server that the writers are alive, if it has not heard of them for long."""
-        if time.monotonic() - self._heard_at < self._heartbeat_s or not self._alive():
+        alive = self._alive() or (self._epoch is not None and self._writers)  # a server that was restarted may know no epoch
+        if time.monotonic() - self._heard_at < self._heartbeat_s or not alive:
             return
         try:
             self._open_session(min(self._config.call_timeout_s, _BEAT_TIMEOUT_S))
-        except _TRANSIENT as error:  # nobody waits for this, and chunks will tell when it lasts
-            if isinstance(error, _PERMANENT):
+        except ReplayError as error:
+            if is_final(error):  # else nobody waits for this, and chunks will tell when it lasts
                 raise
             log.debug("table %s: no heartbeat: %s", self._table, error)
             self._heard_at = time.monotonic() - max(0.0, self._heartbeat_s - _BEAT_PAUSE_S)
 
     def _open_session(self, timeout_s: float | None = None) -> int:
         request = pb.OpenSessionRequest(
-            table=self._table, session_id=self._session, actor=self._actor, epoch=self._epoch, open_episodes=self._alive()
-        )
+            table=self._table, session_id=self._session, actor=self._actor, epoch=self._epoch, open_episodes=self._alive(),
+            table_uuid=self._uuid,
+        )  # fmt: skip
         last: int = self._connection.call("OpenSession", request, timeout_s=timeout_s).last_sequence
         self._heard_at = time.monotonic()
         return last

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,14 +12,14 @@ import numpy as np
 from replay_client.batches import Batches
 from replay_client.windows import request_of
 from replaysvc.batch import episode_columns
-from replaysvc.checks import check_actor, check_epoch_number, check_number
+from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_ids, check_number, check_text, shown
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
 from replaysvc.errors import NotFoundError, SpecMismatchError
 from replaysvc.options import Fifo, Lifo, Limiter
 from replaysvc.requests import Episodes, Transitions, Window
 from replaysvc.spec import Signature
-from replaysvc.types import Array, Batch, EpisodeRecord, TableStats, UpdateCounts
+from replaysvc.types import Array, Batch, BatchStream, EpisodeRecord, TableStats, UpdateCounts
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
 
@@ -32,17 +32,23 @@ _COMPACT_TIMEOUT_S = 3600.0  # it may write anew much of what is stored
 
 
 class RemoteTable:
-    """A table behind a client. Thread-safe and picklable."""
+    """A table behind a client. Thread-safe and picklable.
 
-    def __init__(self, client: "Client", name: str, signature: Signature, config: TableConfig) -> None:
-        self._client = client
+    Once the table was deleted, every call raises NotFoundError, also where another of its name was made since. A store that
+    was restored from an older snapshot has the same tables as before, with fewer steps: what was drawn before may have come
+    after it, and positions of it be those of other steps by now.
+    """
+
+    def __init__(self, client: "Client", name: str, signature: Signature, config: TableConfig, uuid: str) -> None:
+        self._client, self._uuid = client, uuid
+        self._which: dict[str, Any] = {"table": name, "table_uuid": uuid}  # in every request
         self.name, self.signature, self.config = name, signature, config
         self._specs = {spec.name: spec for spec in signature.columns if spec.cast}
         self._specs |= {f"next_{name}": spec for name, spec in self._specs.items()}
         self._kinds: dict[Any, Batches] = {}  # what was asked for
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (RemoteTable, (self._client, self.name, self.signature, self.config))
+        return (RemoteTable, (self._client, self.name, self.signature, self.config, self._uuid))
 
     def writer(
         self, actor: str = "", *, epoch: int | None = None, limit_timeout_s: float = DEFAULT_LIMIT_TIMEOUT_S
@@ -51,11 +57,12 @@ class RemoteTable:
 
         epoch: a number that rises with each life of the actor (0 to 2^62; a restart count, or seconds since 1970): earlier
           writers of the actor, should they still live, are refused from now on, and their open episodes ended as truncated.
-          None: others may write as the same actor. A newer one that was there already is told by the next call.
+          None: others may write as the same actor. The service is told at once, in the background, or as soon as it answers;
+          `flush` and `close` wait for that. A newer writer that was there already is told by a later call.
         limit_timeout_s: longest that an `append` of it waits for the table's limiter.
         """
         actor, epoch = check_actor(actor), check_epoch_number(epoch)
-        sender = self._client.sender(self.name, actor, epoch, self.config.lease_s)
+        sender = self._client.sender(self.name, self._uuid, actor, epoch, self.config.lease_s)
         return Writer(self.signature, self.config, sender, clock=time.monotonic, limit_timeout_s=limit_timeout_s)
 
     def sample(
@@ -66,7 +73,8 @@ class RemoteTable:
 
         The same seed, table state and request give the same batch. `timeout_s` waits for a table that is not ready, or whose
         limiter lets nobody sample now. What a queue handed out in an answer that was lost on its way is lost. A batch of
-        transitions or sequences may have 64 MiB, one of episodes 1 GiB.
+        transitions or sequences may have 64 MiB, one of episodes a quarter of the server's `answer_bytes`: 512 MiB, unless that
+        is set otherwise, and 1 GiB at most.
 
         sampler: the name of one in the table's configuration. seed: 0 to 2^64 - 1; none for a queue.
         beta: exponent of the importance weights, 0 to 4; None: that of the sampler.
@@ -92,8 +100,8 @@ class RemoteTable:
         prefetch = check_number("prefetch", prefetch, 1, 64)
         batches = self._batches(batch_size, what, sampler, beta, timeout_s)
         if isinstance(what, Episodes) or self._counts_each_request(sampler):
-            return (batches.sample(time.monotonic() + timeout_s) for _ in itertools.count())
-        return batches.stream(prefetch, timeout_s)
+            return BatchStream(batches.sample(time.monotonic() + timeout_s) for _ in itertools.count())
+        return BatchStream(batches.stream(prefetch, timeout_s))
 
     def _counts_each_request(self, sampler: str) -> bool:
         """Returns whether a batch that nobody looks at would be missed."""
@@ -105,11 +113,11 @@ class RemoteTable:
         check_number("timeout_s", timeout_s, 0, 86_400, whole=False)
         if beta is not None:
             beta = check_number("beta", beta, 0, 4, whole=False)
-        kind = batch_size, what, _sampler(sampler), beta
+        kind = batch_size, what, check_text("sampler", sampler), beta
         with contextlib.suppress(TypeError):  # of a reward function without a hash
             if (known := self._kinds.get(kind)) is not None:
                 return known
-        request = request_of(what, table=self.name, batch_size=batch_size, sampler=sampler, beta=beta)
+        request = request_of(what, **self._which, batch_size=batch_size, sampler=sampler, beta=beta)
         made = Batches(self._client.connection, self.signature, self._specs, request, what)
         with contextlib.suppress(TypeError):
             if len(self._kinds) >= _MOST_KINDS:
@@ -133,7 +141,7 @@ class RemoteTable:
         if len(where) > MAX_UPDATES:
             raise SpecMismatchError("positions", f"at most {MAX_UPDATES}", str(len(where)))
         request = pb.UpdatePrioritiesRequest(
-            table=self.name, sampler=_sampler(sampler), positions=where.tobytes(), priorities=values.tobytes()
+            **self._which, sampler=check_text("sampler", sampler), positions=where.tobytes(), priorities=values.tobytes()
         )
         response = self._call("UpdatePriorities", request)
         return UpdateCounts(response.applied, response.ignored)
@@ -145,9 +153,9 @@ class RemoteTable:
           InvalidRequestError: it asks for more steps than the table may keep.
         """
         if not isinstance(limiter, Limiter):
-            raise SpecMismatchError("limiter", "a Limiter", repr(limiter))
+            raise SpecMismatchError("limiter", "a Limiter", shown(limiter))
         config = self.config.limited(limiter)
-        self._call("SetLimiter", pb.SetLimiterRequest(table=self.name, limiter_json=json.dumps(limiter.to_json())))
+        self._call("SetLimiter", pb.SetLimiterRequest(**self._which, limiter_json=json.dumps(limiter.to_json())))
         self.config = config
 
     def compact(self) -> int:
@@ -155,7 +163,7 @@ class RemoteTable:
 
         If an answer was lost, the number counts only what the last attempt gave back.
         """
-        connection, request = self._client.connection, pb.CompactRequest(table=self.name)
+        connection, request = self._client.connection, pb.CompactRequest(**self._which)
         freed: int = connection.retrying(lambda: connection.call("Compact", request, timeout_s=_COMPACT_TIMEOUT_S)).freed_bytes
         return freed
 
@@ -170,19 +178,16 @@ class RemoteTable:
         Raises:
           InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
         """
-        if isinstance(episode_ids, str | bytes) or not isinstance(episode_ids, Iterable):
-            raise SpecMismatchError("episode_ids", "a collection of episode ids", repr(episode_ids))
-        numbers = sorted({check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids})
-        if len(numbers) > MAX_UPDATES:
-            raise SpecMismatchError("episode_ids", f"at most {MAX_UPDATES}", str(len(numbers)))
+        numbers = check_ids("episode_ids", episode_ids, MAX_UPDATES)
+        open_episodes = check_flag("open_episodes", open_episodes)
         deleted: int = self._call(
-            "DeleteEpisodes", pb.DeleteEpisodesRequest(table=self.name, episode_ids=numbers, open_episodes=bool(open_episodes))
+            "DeleteEpisodes", pb.DeleteEpisodesRequest(**self._which, episode_ids=numbers, open_episodes=open_episodes)
         ).deleted
         return deleted
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""
-        response = self._call("TableStats", pb.TableStatsRequest(table=self.name))
+        response = self._call("TableStats", pb.TableStatsRequest(**self._which))
         known = TableStats.__dataclass_fields__
         return TableStats(**{name: value for name, value in json.loads(response.stats_json).items() if name in known})
 
@@ -193,12 +198,12 @@ class RemoteTable:
         limit = check_number("limit", limit, 1, 100_000)
         if before_id is not None:
             before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
-        if actor is not None and not isinstance(actor, str):
-            raise SpecMismatchError("actor", "a name", repr(actor))
+        actor = None if actor is None else check_actor(actor)
+        closed_only = check_flag("closed_only", closed_only)
         records: list[EpisodeRecord] = []
         while True:
             request = pb.ListEpisodesRequest(
-                table=self.name, limit=limit - len(records), before_id=before_id, actor=actor, closed_only=closed_only
+                **self._which, limit=limit - len(records), before_id=before_id, actor=actor, closed_only=closed_only
             )
             page = self._call("ListEpisodes", request)
             records += map(_record, page.episodes)
@@ -206,24 +211,28 @@ class RemoteTable:
                 return records
             before_id = records[-1].episode_id
 
-    def read_episode(self, episode_id: int, start: int = 0, stop: int | None = None) -> dict[str, Any]:
+    def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
         """Returns steps [start, stop) of an episode by column name; observations have one row more.
+
+        None: from the first step that capacity has not removed, `first_step` of the episode's record; to the last one.
 
         Raises:
           NotFoundError: no such episode. InvalidRequestError: a range outside the stored steps.
-          ChunkCorruptError: the bytes are damaged, on the disk or on their way.
+          ChunkCorruptError: the bytes are damaged, on the disk (then it names the steps that can be read) or on their way.
         """
         episode_id = check_number("episode_id", episode_id, 0, (1 << 63) - 1)
-        start = check_number("start", start, 0, 1 << 62)
+        if start is not None:
+            start = check_number("start", start, 0, 1 << 62)
         if stop is not None:
             stop = check_number("stop", stop, 0, 1 << 62)
-        request = pb.ReadEpisodeRequest(table=self.name, episode_id=episode_id, start=start, stop=stop)
+        request = pb.ReadEpisodeRequest(**self._which, episode_id=episode_id, start=start, stop=stop)
         connection = self._client.connection
         pieces = connection.retrying(lambda: connection.call_stream("ReadEpisode", request))
         decoded = ChunkDecoder(self.signature).decode([chunk for piece in pieces for chunk in piece.chunks])
         if not decoded:
             raise NotFoundError(f"episode {episode_id} is not in table {self.name}")
         info = decoded[-1].header.info
+        start = pieces[0].start if start is None else start
         stop = info.first_step + info.n_steps if stop is None else stop
         return episode_columns(self.signature, decoded, start, stop, cut=pieces[-1].truncated)
 
@@ -235,7 +244,7 @@ class RemoteTable:
 def table_of(client: "Client", info: pb.TableInfo) -> RemoteTable:
     """Returns the table that a message describes."""
     signature = Signature.from_json(json.loads(info.signature_json))
-    return RemoteTable(client, info.name, signature, TableConfig.from_json(json.loads(info.config_json)))
+    return RemoteTable(client, info.name, signature, TableConfig.from_json(json.loads(info.config_json)), info.uuid)
 
 
 def _numbers(field: str, values: Any, kinds: str, dtype: str) -> Array:
@@ -247,12 +256,6 @@ def _numbers(field: str, values: Any, kinds: str, dtype: str) -> Array:
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         raise SpecMismatchError(field, f"{np.dtype(dtype).name}[n]", f"{array.dtype}{list(array.shape)}")
     return array.astype(dtype)
-
-
-def _sampler(name: Any) -> str:
-    if not isinstance(name, str) or not name:
-        raise SpecMismatchError("sampler", "a name", repr(name))
-    return name
 
 
 def _record(message: pb.Episode) -> EpisodeRecord:

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.errors import InvalidRequestError, NotFoundError
+from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError
 from replaysvc.index.chunk_links import NONE
 from replaysvc.index.fields import EPISODE_FIELDS
 from replaysvc.index.table_index import DEAD, LOST, TERMINATED, TRUNCATED, Added, TableIndex
-from replaysvc.types import EpisodeRecord
+from replaysvc.types import Array, EpisodeRecord
+
+_TOLD_RUNS = 4  # of steps that are damaged, and of those that can be read: an error is a sentence
 
 
 def list_episodes(
@@ -73,13 +75,24 @@ def forget_lost(index: TableIndex) -> None:
         del index.lost[number]
 
 
-def episode_chunk_rows(index: TableIndex, table: str, episode_id: int, start: int, stop: int | None) -> list[int]:
-    """Returns the rows of the chunks that hold steps [start, stop) of an episode, in order."""
+def first_stored_step(index: TableIndex, table: str, episode_id: int) -> int:
+    """Returns the first step of an episode that capacity has not removed. Raises NotFoundError."""
     at = episode_id - index.episodes.base
     if not 0 <= at < len(index.episodes) or index.episodes["first_row"][at] == NONE:
         raise NotFoundError(f"episode {episode_id} is not in table {table}")
+    return int(index.first_live_step(index.episodes["first_row"][at : at + 1])[0])
+
+
+def episode_chunk_rows(index: TableIndex, table: str, episode_id: int, start: int, stop: int | None) -> list[int]:
+    """Returns the rows of the chunks that hold steps [start, stop) of an episode, in order.
+
+    Raises:
+      NotFoundError: no such episode. InvalidRequestError: a range outside its stored steps.
+      ChunkCorruptError: a chunk of the range is damaged; names the steps that can be read.
+    """
+    first = first_stored_step(index, table, episode_id)
+    at = episode_id - index.episodes.base
     row, length = int(index.episodes["first_row"][at]), int(index.episodes["length"][at])
-    first = int(index.first_live_step(np.array([row]))[0])
     stop = length if stop is None else stop
     if not first <= start < stop <= length:
         raise InvalidRequestError(
@@ -89,8 +102,32 @@ def episode_chunk_rows(index: TableIndex, table: str, episode_id: int, start: in
     steps, n_steps = index.field("first_step", rows), index.field("n_steps", rows)
     whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
     if not whole:
-        raise NotFoundError(f"episode {episode_id}: steps of [{start}, {stop}) are lost; a chunk of it could not be read")
+        raise ChunkCorruptError(f"episode {episode_id}: {_damage(index, episode_id, first, length)}")
     return rows
+
+
+def _damage(index: TableIndex, episode_id: int, first: int, length: int) -> str:
+    """Returns which of an episode's steps [first, length) are damaged and which can be read, in words."""
+    rows = _readable(index, episode_id, first, length)
+    steps = index.chunks["first_step"][rows].astype(np.int64)
+    is_there = np.zeros(length - first, np.bool_)
+    for step, n_steps in zip(steps.tolist(), index.chunks["n_steps"][rows].tolist(), strict=True):
+        is_there[max(0, step - first) : step + n_steps - first] = True
+    damaged = [f"{begin} to {end - 1}" for begin, end in _runs(~is_there, first)]
+    whole = [f"[{begin}, {end})" for begin, end in _runs(is_there, first)]
+    return f"steps {_listed(damaged)} are damaged; {_listed(whole) if whole else 'none'} can be read"
+
+
+def _runs(flags: Array, first: int) -> list[tuple[int, int]]:
+    """Returns where runs of True begin and end, counted from `first`."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])))) + first
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _listed(runs: list[str]) -> str:
+    more = [f"{len(runs) - _TOLD_RUNS} runs more"] if len(runs) > _TOLD_RUNS else []
+    *others, last = runs[:_TOLD_RUNS] + more
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _walk(index: TableIndex, row: int, start: int, stop: int) -> list[int]:
@@ -104,10 +141,15 @@ def _walk(index: TableIndex, row: int, start: int, stop: int) -> list[int]:
     if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop and not (index.chunks["flags"][rows[0] - base] & DEAD):
         return rows
     # the chain is cut by a lost chunk: look at all
-    readable = (index.chunks["episode_id"] == number) & ((index.chunks["flags"] & DEAD) == 0)
-    within = readable & (step < stop) & (step + n_steps > start)
-    found: list[int] = (np.flatnonzero(within) + base).tolist()
+    found: list[int] = (_readable(index, number, start, stop) + base).tolist()
     return found
+
+
+def _readable(index: TableIndex, episode_id: int, start: int, stop: int) -> Array:
+    """Returns the places of the readable chunks with steps of [start, stop) of an episode."""
+    step, n_steps = index.chunks["first_step"], index.chunks["n_steps"]
+    readable = (index.chunks["episode_id"] == episode_id) & ((index.chunks["flags"] & DEAD) == 0)
+    return np.flatnonzero(readable & (step < stop) & (step + n_steps > start))
 
 
 def parse_metadata(encoded: bytes) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from replaysvc.storage.records import (
 from replaysvc.storage.segment import FORMAT
 from replaysvc.types import Array
 
+READY = b"ready\n"
 Read = Callable[[bytes], Iterator[tuple[bytes, bytes]]]
 """Gives key and value of all that a named database holds, in order of the keys."""
 
@@ -222,7 +223,9 @@ def _check_episodes(records: Iterator[tuple[int, bytes]], found: Examined) -> No
 
 
 def main() -> None:
-    """Answers the questions on stdin, until that ends."""
+    """Says that it is ready, then answers the questions on stdin, until that ends."""
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     for line in sys.stdin:
         question = json.loads(line)
         signature = None if question["signature"] is None else Signature.from_json(question["signature"])

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from replaysvc.maintenance.examine import Examined
+from replaysvc.errors import StorageError
+from replaysvc.maintenance.examine import READY, Examined
 
 _SLOWEST_BYTES_PER_S = 1 << 20  # a process that examines a segment slower than this hangs
 _STARTING_S = 120.0
@@ -31,7 +32,11 @@ class Examiner:
             self._end()
 
     def examine(self, segment: Path, *, table: str | None, signature: dict[str, Any] | None) -> Examined:
-        """Examines a segment; if that ends the process, again without LMDB. `table`: the uuid that it must name."""
+        """Examines a segment; if that ends the process, again without LMDB. `table`: the uuid that it must name.
+
+        Raises:
+          StorageError: no process can be started, which says nothing of the segment.
+        """
         ended = ""
         for engine in (True, False):
             question = {"segment": str(segment), "table": table, "signature": signature, "engine": engine}
@@ -44,14 +49,7 @@ class Examiner:
         return Examined([ended])
 
     def _ask(self, question: dict[str, Any], size: int) -> Examined:
-        if self._process is None:
-            root = str(Path(__file__).parents[2])  # where this very package lies, installed or not
-            path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "replaysvc.maintenance.examine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path},
-            )  # fmt: skip
-        process = self._process
+        process = self._process = self._process or _start()
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(_STARTING_S + size / _SLOWEST_BYTES_PER_S, process.kill)
@@ -66,8 +64,7 @@ class Examiner:
     def _end(self) -> str:
         """Waits for the process, which has ended or is about to; returns how it ended, in words."""
         process, self._process = self._process, None
-        if process is None:
-            return "it cannot be examined: no process can be started"
+        assert process is not None
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 try:
@@ -78,6 +75,30 @@ class Examiner:
         if status == -signal.SIGKILL:
             return "reading it takes for ever, or too much memory (SIGKILL)"
         return f"reading it ends the process ({signal.Signals(-status).name if status < 0 else f'status {status}'})"
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    """Starts a process and waits until it is ready. Raises StorageError: a segment must not be blamed for what fails here."""
+    root = str(Path(__file__).parents[2])  # where this very package lies, installed or not
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "replaysvc.maintenance.examine"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+    except OSError as error:
+        raise StorageError(f"segments cannot be examined: no process can be started for that: {error}") from error
+    assert process.stdout is not None
+    timer = threading.Timer(_STARTING_S, process.kill)
+    timer.start()
+    try:
+        if process.stdout.readline() == READY:
+            return process
+    finally:
+        timer.cancel()
+    process.kill()
+    process.communicate()
+    raise StorageError(f"segments cannot be examined: the process for that does not start ({sys.executable} ends at once)")
 
 
 def _size(file: Path) -> int:

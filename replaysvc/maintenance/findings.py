@@ -1,5 +1,6 @@
 """What `fsck` says: where, how bad, and what was done about it."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -24,6 +25,8 @@ class Remedy(IntEnum):
     MOVE = 2  # it is moved away
     LIST = 3  # the copy of the list is moved away, and written anew from the other
     SEGMENT = 4  # its whole chunks get a new segment, and it is moved away
+    QUARANTINED = 5  # it lies in quarantine, and its whole chunks get a new segment
+    GONE = 6  # it is noted that it is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,16 @@ class Findings:
             except OSError as error:
                 wrong[copy] = f"it cannot be read: {error.strerror or error}"
             except (ValueError, KeyError, TypeError, AttributeError, ReplayError) as error:
-                wrong[copy] = f"it is damaged: {error!r}"
+                wrong[copy] = f"it is damaged: {_in_words(error)}"
         for copy, sentence in wrong.items():
             if found:
                 self.damage(copy.relative_to(self.path).as_posix(), f"{sentence}; its second copy is whole", Remedy.COPY)
             else:
                 self.note(copy.relative_to(self.path).as_posix(), sentence)
         return next(iter(found.values()), None)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+        return "it is no JSON"
+    return f"it lacks {error.args[0]}" if isinstance(error, KeyError) and error.args else str(error)

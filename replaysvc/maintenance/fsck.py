@@ -17,8 +17,8 @@ from replaysvc.errors import FormatVersionError, ReplayError, StorageError, Stor
 from replaysvc.maintenance.examiner import Examiner
 from replaysvc.maintenance.findings import Finding, Remedy, Severity
 from replaysvc.maintenance.inspection import Inspection, Progress
-from replaysvc.maintenance.repair import Repair
-from replaysvc.storage.store import FORMAT
+from replaysvc.maintenance.repair import Repair, preview
+from replaysvc.storage.descriptions import FORMAT
 from replaysvc.storage.system import System
 
 __all__ = ["Finding", "Progress", "Report", "Severity", "check", "check_tables"]
@@ -26,7 +26,10 @@ __all__ = ["Finding", "Progress", "Report", "Severity", "check", "check_tables"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found in a store. `cannot`: why it could not be checked, empty if it was."""
+    """What was found in a store. `cannot`: why it could not be checked, empty if it was.
+
+    kept, lost: whole chunks of damaged segments that a repair has kept, or would keep, and chunks that are lost with them.
+    """
 
     path: Path
     findings: tuple[Finding, ...] = ()
@@ -36,6 +39,8 @@ class Report:
     chunk_bytes: int = 0
     seconds: float = 0.0
     cannot: str = ""
+    kept: int = 0
+    lost: int = 0
 
     @property
     def status(self) -> int:
@@ -62,24 +67,32 @@ def check(path: str | Path, *, repair: bool = False, progress: Progress | None =
             _check_format(inspection)
             inspection.look()
             if repair:
-                Repair(inspection, system, FORMAT).run()
+                repairing = Repair(inspection, system, FORMAT)
+                repairing.run()
+                kept, lost = repairing.kept, repairing.lost
+            else:
+                kept, lost = preview(inspection)
             inspection.look_at_chains()
     except (OSError, ReplayError) as error:
         return Report(path, tuple(findings), cannot=str(error), seconds=system.monotonic() - started)
     examined = [segment.examined for table in inspection.tables for segment in table.segments]
     return Report(
         path, tuple(inspection.findings), len(inspection.tables), len(examined), sum(found.chunks for found in examined),
-        sum(found.chunk_bytes for found in examined), system.monotonic() - started,
+        sum(found.chunk_bytes for found in examined), system.monotonic() - started, kept=kept, lost=lost,
     )  # fmt: skip
 
 
 def check_tables(path: Path, *, progress: Progress | None = None) -> list[Finding]:
-    """Returns the damage in a directory that is a store but for its FORMAT file. Raises OSError."""
+    """Returns the damage in a directory that is a store but for its FORMAT file. Raises OSError.
+
+    What was gone before a copy was made is no damage of the copy.
+    """
     with Examiner() as examiner:
         inspection = Inspection(path, examiner, progress)
         inspection.look()
         inspection.look_at_chains()
-    return [finding for finding in inspection.findings if finding.severity is Severity.DAMAGE]
+    found = [finding for finding in inspection.findings if finding not in inspection.absences]
+    return [finding for finding in found if finding.severity is Severity.DAMAGE]
 
 
 def _check_format(inspection: Inspection) -> None:

@@ -12,19 +12,27 @@ from replaysvc.errors import ReplayError
 from replaysvc.maintenance.continuity import misfits, oddities, some
 from replaysvc.maintenance.examine import Examined
 from replaysvc.maintenance.examiner import Examiner
-from replaysvc.maintenance.findings import Findings, Remedy
+from replaysvc.maintenance.findings import Finding, Findings, Remedy
 from replaysvc.spec import Signature
-from replaysvc.storage import deletions, manifest, params, state
+from replaysvc.storage import deletions, gone, manifest, params, state
+from replaysvc.storage.compaction import REPLACES
 from replaysvc.storage.descriptions import unpack_table
+from replaysvc.storage.gone import Gap, Gone, Span, gaps, lost
+from replaysvc.storage.loading import removes
+from replaysvc.storage.replacement import ends_of
+from replaysvc.storage.set_aside import NOTE, SetAside, held, unsalvaged
 from replaysvc.storage.snapshot import DIRECTORIES
+from replaysvc.storage.state import StateFiles
+from replaysvc.storage.system import System
 
 Progress = Callable[[int, int, str], None]
 """Is told (bytes done, bytes in all, what is looked at now)."""
 
 TOP_LEVEL = {*DIRECTORIES, "FORMAT", "FORMAT.bak", "FORMAT.tmp", "LOCK", "RESERVE", "lost+found", manifest.NAME}
-IN_TABLE = {"table.json", "table.json.bak", "damaged", "state", *deletions.COPIES}
+IN_TABLE = {"table.json", "table.json.bak", "damaged", "state", gone.LIST, *deletions.COPIES}
 LIST_OF_DAMAGED = b"RPQ1"
 _SEGMENT = re.compile(r"seg-(\d{20})(?:\.(\d+))?")
+_TABLE = re.compile(r".+-table(-again)*")
 
 
 @dataclass
@@ -49,6 +57,13 @@ class TableFound:
     signature: dict[str, Any] | None
     segments: list[SegmentFound] = field(default_factory=list)
     others: list[SegmentFound] = field(default_factory=list)
+    aside: list[SetAside] = field(default_factory=list)
+
+    def around(self, first: int) -> tuple[SegmentFound | None, SegmentFound | None]:
+        """Returns the segments in use before and after the one whose first chunk id is `first`, None where there is none."""
+        before = [segment for segment in self.segments if segment.first < first]
+        after = [segment for segment in self.segments if segment.first > first]
+        return before[-1] if before else None, after[0] if after else None
 
 
 class Inspection(Findings):
@@ -58,6 +73,8 @@ class Inspection(Findings):
         super().__init__(path)
         self._examiner = examiner
         self.tables: list[TableFound] = []
+        self.gaps: dict[str, tuple[TableFound, Gap]] = {}  # by the place where a segment should be
+        self.absences: list[Finding] = []  # what is said of segments that are gone
         self._tell = progress or (lambda done, whole, what: None)
         self._whole = sum(file.stat().st_size for file in path.glob("tables/*/seg-*/data.mdb"))
         self._done = 0
@@ -66,6 +83,11 @@ class Inspection(Findings):
         """Returns the segment at a place, and its table."""
         found = ((table, segment) for table in self.tables for segment in (*table.segments, *table.others))
         return next((table, segment) for table, segment in found if segment.place == place)
+
+    def find_aside(self, place: str) -> tuple[TableFound, SetAside]:
+        """Returns the segment at a place in quarantine, and its table."""
+        found = ((table, aside) for table in self.tables for aside in table.aside)
+        return next((table, aside) for table, aside in found if f"quarantine/{aside.path.name}" == place)
 
     def look(self) -> None:
         """Looks at everything but how segments fit together. Raises OSError if a directory cannot be read."""
@@ -81,6 +103,11 @@ class Inspection(Findings):
                 self.tables.append(table)
                 self._look_at_small_files(table)
                 self._look_at_segments(table)
+                self._look_at_quarantined(table)
+                before = len(self.findings)
+                self._look_for_gone(table)
+                self.absences += self.findings[before:]
+        self._look_at_quarantined_tables()
         self._tell(self._whole, self._whole, "")
         held = len(_entries(self.path / "quarantine"))
         if held:
@@ -179,6 +206,10 @@ class Inspection(Findings):
         noted = self._read(table.path / "damaged", f"{table.place}/damaged") if (table.path / "damaged").exists() else None
         if noted is not None and state.unpack_file(LIST_OF_DAMAGED, noted) is None:
             self.damage(f"{table.place}/damaged", "the list of damaged chunks does not match its checksum", Remedy.MOVE)
+        place = f"{table.place}/{gone.LIST}"
+        removed = self._read(table.path / gone.LIST, place) if (table.path / gone.LIST).exists() else None
+        if removed is not None and state.unpack_file(gone.MAGIC, removed) is None:
+            self.damage(place, "the list of removed chunks does not match its checksum", Remedy.MOVE)
         for entry in _entries(table.path):
             if entry.name not in IN_TABLE and not _SEGMENT.fullmatch(entry.name):
                 self.note(f"{table.place}/{entry.name}", "it does not belong into a table, and is left alone")
@@ -190,14 +221,65 @@ class Inspection(Findings):
                 segment = SegmentFound(path, f"{table.place}/{path.name}", int(name[1]), int(name[2] or 0), Examined())
                 self.examine(segment, table)
                 found.setdefault(segment.first, []).append(segment)
+        merged: SegmentFound | None = None
         for first in sorted(found):
             same = sorted(found[first], key=lambda segment: -segment.generation)
             used = next((segment for segment in same if not segment.examined.damage), same[0])
+            if merged is not None and (first in _replaced(merged) or first <= merged.examined.last_chunk_id):
+                table.others += same
+                for other in same:
+                    if first in _replaced(merged):
+                        self.note(other.place, f"{merged.path.name} has taken its place; the next start removes it")
+                    else:
+                        self.damage(other.place, f"{merged.path.name} has chunks from before and after it", Remedy.SEGMENT)
+                continue
             table.segments.append(used)
+            merged = used if _replaced(used) else merged
             for other in (segment for segment in same if segment is not used):
                 table.others.append(other)
                 if not other.examined.damage:
                     self.note(other.place, f"{used.path.name} has taken its place; the next start removes it")
+
+    def _look_at_quarantined(self, table: TableFound) -> None:
+        table.aside = held(self.path / "quarantine", table.path.name, table.uuid)
+        for one in unsalvaged(table.aside, {segment.first for segment in table.segments}):
+            self.damage(
+                f"quarantine/{one.path.name}",
+                f"a start could not use this segment of table {table.path.name}, and nothing of it was salvaged",
+                Remedy.QUARANTINED,
+            )
+
+    def _look_for_gone(self, table: TableFound) -> None:
+        """Looks for segments of which not even a directory is left."""
+        spans = [Span(segment.first, _stop(segment.examined, segment.first)) for segment in table.segments]
+        aside = unsalvaged(table.aside, {span.first for span in spans})
+        known = Gone(table.path, table.path, System()).load()
+        found = gaps(spans)
+        missing = lost(found, known, [one.first for one in aside], removes=removes(table.path))
+        for gap in found:
+            place, chunks = f"{table.place}/seg-{gap.start:020d}", f"chunks {gap.start} to {gap.stop - 1} are in no segment"
+            if gap in missing:
+                self.gaps[place] = table, gap
+                self.damage(place, f"{chunks}, and nobody removed them: the segment is gone", Remedy.GONE)
+            elif known is None and not any(gap.start <= one.first < gap.stop for one in aside):
+                self.note(place, f"{chunks}; older releases did not note whether such were removed on purpose")
+        head, _ = StateFiles(table.path, table.path, System()).bounds()
+        end = max((_end(segment.examined) for segment in table.segments), default=0)
+        if head > end and not any(segment.examined.damage for segment in table.segments[-1:]) and not aside:
+            self.damage(
+                table.place,
+                f"its newest segments are gone: by its saved state, steps up to position {head} were there, and the segments"
+                f" end at {end}; the next start goes on after them",
+            )
+
+    def _look_at_quarantined_tables(self) -> None:
+        for path in _entries(self.path / "quarantine"):
+            if _TABLE.fullmatch(path.name) and path.is_dir():
+                self.damage(
+                    f"quarantine/{path.name}",
+                    "a table that could not be opened, with all its segments: put a whole table.json, or list of deleted"
+                    " episodes, into it and move it back to tables/, or remove it",
+                )
 
     def examine(self, segment: SegmentFound, table: TableFound) -> None:
         """Examines a segment in a process of its own, and adds what was found."""
@@ -214,8 +296,14 @@ class Inspection(Findings):
                 segment.place, f"no record of {some('episode', found.missing)}: who wrote it, when, and its metadata are lost"
             )
         for entry in _entries(segment.path):
-            if entry.name not in ("data.mdb", "lock.mdb"):
+            if entry.name not in ("data.mdb", "lock.mdb", NOTE):
                 self.note(f"{segment.place}/{entry.name}", "it does not belong into a segment, and is left alone")
+
+
+def _replaced(segment: SegmentFound) -> list[int]:
+    """Returns the first chunk ids of the segments that a whole one stands for besides its own."""
+    found = segment.examined
+    return [] if found.damage else list((found.description or {}).get(REPLACES, []))
 
 
 def _unpack_table(content: bytes, name: str) -> dict[str, Any]:
@@ -228,6 +316,19 @@ def _unpack_table(content: bytes, name: str) -> dict[str, Any]:
     if (signature := described["description"].get("signature")) is not None:
         Signature.from_json(signature)
     return described
+
+
+def _stop(found: Examined, first: int) -> int | None:
+    """Returns the chunk id after the last of a segment, None if it is not known."""
+    if found.sealed or found.description is None:
+        return None if found.footer is None else int(found.footer.get("first_chunk_id", first))
+    return max(found.last_chunk_id + 1, first)
+
+
+def _end(found: Examined) -> int:
+    """Returns the position after the last that a segment tells of."""
+    told = [found.footer or {}, found.description or {}, ends_of(found.index)]
+    return max(int(one.get("next_position", 0)) for one in told)
 
 
 def _entries(directory: Path) -> list[Path]:

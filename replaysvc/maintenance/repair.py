@@ -1,33 +1,30 @@
 """Repairs what an inspection found: everything damaged is moved to `quarantine/`, nothing is removed.
 
-Of a damaged segment, a compacted one is made of its whole chunks (`salvage`) and takes its place. It does so before the damaged
-one is moved, so a process that ends in between leaves the good one in use.
+Of a damaged segment, also of one that a start had set aside, a compacted one is made of its whole chunks and takes its place
+(`replacement`), before the damaged one is moved: a process that ends in between leaves the good one in use.
 """
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from replaysvc.codec.header import MAX_STEPS
 from replaysvc.errors import ReplayError, StorageError
 from replaysvc.maintenance.continuity import some
+from replaysvc.maintenance.examine import Examined
 from replaysvc.maintenance.findings import Remedy, Severity
 from replaysvc.maintenance.inspection import Inspection, SegmentFound, TableFound
-from replaysvc.maintenance.salvage import Salvage, salvage
-from replaysvc.storage.compaction import Plan, build_compacted
 from replaysvc.storage.deletions import Deletions
-from replaysvc.storage.records import NEXT_IDS
-from replaysvc.storage.segment import FORMAT as SEGMENT_FORMAT
-from replaysvc.storage.segment import Segment
+from replaysvc.storage.descriptions import COMPACTED_FORMAT
+from replaysvc.storage.gone import Gap, Gone
+from replaysvc.storage.records import EpisodeEntry
+from replaysvc.storage.replacement import NO_END, Damaged, Replacement, Replacing, ends_of
+from replaysvc.storage.salvage import Salvage, salvage
+from replaysvc.storage.set_aside import SetAside, note
 from replaysvc.storage.snapshot import DIRECTORIES
 from replaysvc.storage.system import System
-
-_SKIPPED = 1 << 32  # chunk ids and positions that pass for given out where nobody knows which were
-_MIN_EPISODE_BYTES = 256  # of an entry, a chunk and its record: bounds the episodes of a file
-_NO_END = 1 << 62  # above every chunk id
 
 
 class Repair:
@@ -36,12 +33,14 @@ class Repair:
     def __init__(self, inspection: Inspection, system: System, format_version: int) -> None:
         self._inspection, self._path, self._system = inspection, inspection.path, system
         self._format = format_version
+        self.kept = self.lost = 0  # chunks of damaged segments
 
     def run(self) -> None:
         """Repairs what can be; what was done stands in the findings. One thing that fails does not keep others from it."""
         actions: dict[Remedy, Callable[[str], str]] = {
             Remedy.MOVE: lambda place: f"moved to {self._move(place)}", Remedy.LIST: self._rewrite_list,
             Remedy.SEGMENT: self._replace_segment, Remedy.FORMAT: self._rewrite_format, Remedy.COPY: self._copy_anew,
+            Remedy.QUARANTINED: self._salvage_from_quarantine, Remedy.GONE: self._note_gap,
         }  # fmt: skip
         for name in DIRECTORIES:
             (self._path / name).mkdir(mode=0o700, exist_ok=True)
@@ -89,8 +88,9 @@ class Repair:
     def _raise_format(self) -> None:
         """Keeps releases out that know no compacted segments."""
         content = json.loads((self._path / "FORMAT").read_bytes())
-        if int(content["min_reader"]) < self._format:
-            self._write_format(content | {"format": max(self._format, int(content["format"])), "min_reader": self._format})
+        if int(content["min_reader"]) < COMPACTED_FORMAT:
+            versions = {"format": max(COMPACTED_FORMAT, int(content["format"])), "min_reader": COMPACTED_FORMAT}
+            self._write_format(content | versions)
 
     def _rewrite_list(self, place: str) -> str:
         table = self._path / "tables" / place.split("/")[1]
@@ -101,97 +101,121 @@ class Repair:
     def _replace_segment(self, place: str) -> str:
         table, segment = self._inspection.find_segment(place)
         if segment in table.others or segment.examined.foreign:
-            return f"moved to {self._move(place)}"
-        at = table.segments.index(segment)
-        before = table.segments[at - 1] if at else None
-        after = table.segments[at + 1] if at + 1 < len(table.segments) else None
-        found = salvage(segment.path, segment.first, after.first if after else _NO_END)
-        try:
-            _complete(found, segment, table, before)
-            footer = _footer(found, segment, after)
-            new = self._build(found, footer, segment, table)
-        finally:
-            found.close()
+            note(segment.path, table.uuid, 0, self._system)
+            moved = self._move(place)
+            if segment in table.segments:  # what should be in its place is nowhere
+                table.segments.remove(segment)
+                after = table.around(segment.first)[1]
+                self._gone(table).add([] if after is None else [Gap(segment.first, after.first)])
+            return f"moved to {moved}"
+        newest = segment is table.segments[-1]
+        made = self._replace(table, self._damaged(table, segment.path, segment.first))
+        note(segment.path, table.uuid, made.kept, self._system)
         moved = self._move(place)
         if (table.path / "damaged").exists():  # what it says was of the old segment; and what is whole now is to be used
             self._move(f"{table.place}/damaged")
-        replaced = SegmentFound(new, f"{table.place}/{new.name}", segment.first, segment.generation + 1, segment.examined)
-        table.segments[at] = replaced
-        self._inspection.examine(replaced, table)
-        if replaced.examined.damage:
-            raise StorageError(f"the segment made of its whole chunks is damaged, too: {replaced.examined.damage[0]}")
-        lost = sorted(found.known_ids - set(found.index["chunk_id"].tolist()))
-        if lost:
-            self._inspection.note(replaced.place, f"lost: {some('chunk', lost)}")
-        if after is None and (found.pages.problems or any(text.startswith("session") for text in segment.examined.damage)):
-            self._inspection.note(
-                replaced.place,
-                "the newest marks of writer sessions may be lost: a writer that sends again may store twice",
-            )
-        return f"moved to {moved}; {len(found.index)} whole chunks of it are in {new.name}, {len(lost)} are lost"
+        replaced = self._take(table, made, segment)
+        if made.marks_lost or (newest and any(text.startswith("session") for text in segment.examined.damage)):
+            self._note_marks(replaced)
+        return f"moved to {moved}; {_words(made)}"
 
-    def _build(self, found: Salvage, footer: dict[str, Any], segment: SegmentFound, table: TableFound) -> Path:
-        taken = [other.generation for other in (*table.segments, *table.others) if other.first == segment.first]
-        target = table.path / f"seg-{segment.first:020d}.{max(taken) + 1}"
-        build = self._path / "tmp" / f"{table.path.name}-{target.name}"
-        self._raise_format()
-        plan = Plan([], None, found.index["chunk_id"], footer)
-        self._add_entries(found, table)
-        # it reads what a segment offers for reading
-        build_compacted(cast(Segment, found), plan, build, self._system, table.segment_bytes)
-        (build / "lock.mdb").unlink(missing_ok=True)
-        self._system.fsync_directory(build)
-        self._system.rename(build, target)
-        return target
+    def _salvage_from_quarantine(self, place: str) -> str:
+        table, aside = self._inspection.find_aside(place)
+        self._check_free(table, aside)
+        made = self._replace(table, self._damaged(table, aside.path, aside.first))
+        note(aside.path, table.uuid, made.kept, self._system)
+        replaced = self._take(table, made, None)
+        if made.marks_lost:
+            self._note_marks(replaced)
+        return _words(made)
 
-    def _add_entries(self, found: Salvage, table: TableFound) -> None:
-        """Takes records of episodes that are lost here from other segments."""
-        missing = set(found.index["episode_id"].tolist()) - found.entries.keys()
-        for other in table.segments if missing else ():
-            if other.examined.damage:
+    def _check_free(self, table: TableFound, aside: SetAside) -> None:
+        """Raises StorageError if the ids of a segment from quarantine may have been given out to others."""
+        before, after = table.around(aside.first)
+        ends = {} if before is None else before.examined.footer or ends_of(before.examined.index)
+        if ends and ends["first_chunk_id"] > aside.first:
+            raise StorageError(f"{aside.path.name}: {before.place if before else ''} has chunks of its ids")
+        if not aside.table and after is None:
+            raise StorageError(f"{aside.path.name}: nothing tells that it belongs to table {table.path.name}")
+
+    def _damaged(self, table: TableFound, path: Path, first: int) -> Damaged:
+        before, after = table.around(first)
+        ends = None if before is None else before.examined.footer or ends_of(before.examined.index) or None
+        begin = None if after is None else after.examined.description
+        return Damaged(path, first, after.first if after else NO_END, ends, begin, uncertain=False)
+
+    def _replacing(self, table: TableFound) -> Replacing:
+        def elsewhere(missing: set[int]) -> Mapping[int, EpisodeEntry]:
+            found: dict[int, EpisodeEntry] = {}
+            for other in table.segments:
+                if not other.examined.damage and not missing <= found.keys():
+                    found |= Salvage.entries_of(other.path)
+            return found
+
+        return Replacing(
+            table.path, table.uuid, table.segment_bytes, self._path / "tmp", self._system, self._raise_format, elsewhere
+        )
+
+    def _replace(self, table: TableFound, damaged: Damaged) -> Replacement:
+        made = self._replacing(table).replace(damaged, keep_empty=True)
+        if made is None:
+            raise StorageError(f"nothing could be made of {damaged.path.name}")
+        self.kept += made.kept
+        self.lost += len(made.lost)
+        return made
+
+    def _take(self, table: TableFound, made: Replacement, old: SegmentFound | None) -> SegmentFound:
+        """Puts a segment that was made among those of the table, and examines it."""
+        name, _, generation = made.path.name.partition(".")
+        new = SegmentFound(made.path, f"{table.place}/{made.path.name}", int(name[4:]), int(generation), Examined())
+        table.segments = sorted([*(one for one in table.segments if one is not old), new], key=lambda one: one.first)
+        self._inspection.examine(new, table)
+        if new.examined.damage:
+            raise StorageError(f"the segment made of its whole chunks is damaged, too: {new.examined.damage[0]}")
+        if made.lost:
+            self._inspection.note(new.place, f"lost: {some('chunk', made.lost)}")
+        return new
+
+    def _note_marks(self, segment: SegmentFound) -> None:
+        self._inspection.note(
+            segment.place, "the newest marks of writer sessions may be lost: a writer that sends again may store twice"
+        )
+
+    def _note_gap(self, place: str) -> str:
+        """Notes that chunks are gone for good, so that it is not told again and again."""
+        table, gap = self._inspection.gaps[place]
+        self._gone(table).add([gap])
+        return "noted as lost, and not told again"
+
+    def _gone(self, table: TableFound) -> Gone:
+        return Gone(table.path, self._path / "tmp", self._system)
+
+
+def preview(inspection: Inspection) -> tuple[int, int]:
+    """Returns how many chunks of damaged segments a repair would keep, and how many are lost. Reads the segments."""
+    kept = lost = 0
+    for place, remedy in inspection.remedies.items():
+        try:
+            if remedy is Remedy.SEGMENT:
+                table, segment = inspection.find_segment(place)
+                if segment in table.others or segment.examined.foreign:
+                    continue
+                path, first = segment.path, segment.first
+            elif remedy is Remedy.QUARANTINED:
+                table, aside = inspection.find_aside(place)
+                path, first = aside.path, aside.first
+            else:
                 continue
-            elsewhere = Salvage.entries_of(other.path)
-            found.entries |= {number: elsewhere[number] for number in missing & elsewhere.keys()}
+            after = table.around(first)[1]
+            found = salvage(path, first, after.first if after else NO_END)
+        except OSError:  # a finding says that it cannot be read
+            continue
+        found.close()
+        kept += len(found.index)
+        lost += len(found.known_ids - set(found.index["chunk_id"].tolist()))
+    return kept, lost
 
 
-def _complete(found: Salvage, segment: SegmentFound, table: TableFound, before: SegmentFound | None) -> None:
-    """Makes the description of a segment anew if it is lost, from what stands before it, else from its first chunk."""
-    if found.meta.get("table") == table.uuid and found.meta.get("first_chunk_id") == segment.first:
-        return
-    begin = {"next_position": 0, "next_episode_id": 0}
-    if len(found.index):
-        begin = {"next_position": int(found.index["position"][0]), "next_episode_id": int(found.index["episode_id"].min())}
-    if before is not None:
-        ends = before.examined.footer or _ends(before.examined.index)
-        begin = {name: int(ends[name]) for name in begin if name in ends} or begin
-    found.meta = {"format": SEGMENT_FORMAT, "table": table.uuid, "first_chunk_id": segment.first, **begin}
-
-
-def _ends(index: Any) -> dict[str, int]:
-    """Returns the ids that follow those of index records, none if there are no records."""
-    if not len(index):
-        return {}
-    last = index[-1]
-    ends = int(last["chunk_id"]) + 1, int(last["position"] + last["n_steps"]), int(index["episode_id"].max()) + 1
-    return dict(zip(NEXT_IDS, ends, strict=True))
-
-
-def _footer(found: Salvage, segment: SegmentFound, after: SegmentFound | None) -> dict[str, Any]:
-    """Returns the next ids as of the segment's end, so that none is given out again."""
-    if found.footer is not None:
-        return dict(found.footer)
-    if after is not None and after.examined.description is not None:
-        return {name: after.examined.description[name] for name in NEXT_IDS}
-    ends = {name: int(found.meta[name]) for name in NEXT_IDS}
-    ends = {name: max(ends[name], value) for name, value in (_ends(found.index) or ends).items()}
-    whole = set(found.index["chunk_id"].tolist())
-    last = int(found.index["chunk_id"][-1]) if len(found.index) else segment.first - 1
-    beyond = [number for number in found.known_ids if number > last and number not in whole]
-    ends["first_chunk_id"] = max(ends["first_chunk_id"], segment.first + 1, *(number + 1 for number in found.known_ids))
-    ends["next_position"] += MAX_STEPS * len(beyond)
-    ends["next_episode_id"] = max([ends["next_episode_id"], *(number + 1 for number in found.entries)])
-    if after is None and found.pages.problems:  # nobody knows what was given out in the pages that are lost
-        ends["first_chunk_id"] += _SKIPPED
-        ends["next_position"] += _SKIPPED
-        ends["next_episode_id"] += found.pages.size // _MIN_EPISODE_BYTES
-    return ends
+def _words(made: Replacement) -> str:
+    """Returns in words what was kept."""
+    return f"{made.kept} whole chunks of it are in {made.path.name}, {len(made.lost)} are lost"

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 
@@ -90,7 +91,7 @@ class AuthInterceptor(grpc.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(lambda _, context: self._refuse(error, method, context))
 
     def _refuse(self, error: ReplayError, method: str, context: Any) -> NoReturn:
-        self._refusals.note(context.peer(), method, error)
+        self._refusals.note(unquote(context.peer()), method, error)
         context.set_trailing_metadata(((ERROR_KEY, error.name),))
         context.abort(grpc.StatusCode[error.grpc_status], str(error))
         raise error  # `abort` has raised

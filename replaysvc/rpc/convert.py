@@ -12,6 +12,7 @@ import numpy as np
 from replaysvc.checks import check_epoch_number, check_number
 from replaysvc.codec.header import MAX_RAW_BYTES, decoded_bytes
 from replaysvc.config import MAX_UPDATES, TableConfig
+from replaysvc.embedded_table import EmbeddedTable
 from replaysvc.errors import SpecMismatchError
 from replaysvc.options import Limiter
 from replaysvc.requests import (
@@ -32,6 +33,7 @@ from replaysvc.requests import (
 )
 from replaysvc.rpc.wire import MAX_CHUNKS
 from replaysvc.spec import Signature
+from replaysvc.table import Table
 from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
 
@@ -80,9 +82,12 @@ def config_of(text: str) -> TableConfig:
     return TableConfig.from_json(parse_json("config_json", text)) if text else TableConfig()
 
 
-def table_info(name: str, signature: Signature, config: TableConfig) -> pb.TableInfo:
+def table_info(table: EmbeddedTable | Table) -> pb.TableInfo:
     """Returns the message that describes a table."""
-    return pb.TableInfo(name=name, signature_json=json.dumps(signature.to_json()), config_json=json.dumps(config.to_json()))
+    return pb.TableInfo(
+        name=table.name, signature_json=json.dumps(table.signature.to_json()), config_json=json.dumps(table.config.to_json()),
+        uuid=table.uuid,
+    )  # fmt: skip
 
 
 def session_of(session_id: bytes) -> bytes:

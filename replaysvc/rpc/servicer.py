@@ -32,6 +32,7 @@ from replaysvc.rpc.frames import batch_bytes, encode_frame, encode_message, fram
 from replaysvc.rpc.limits import ANSWER_COPIES, LARGE_COPIES, REQUEST_COPIES, Limits
 from replaysvc.rpc.regions import Slot
 from replaysvc.rpc.shared import SharedMemory
+from replaysvc.table import Table
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 
@@ -58,33 +59,35 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
         signature, config = convert.signature_of(request.signature_json), convert.config_of(request.config_json)
         table = self._replay.create_table(request.name, signature, config, exist_ok=request.exist_ok)
-        return pb.CreateTableResponse(table=convert.table_info(table.name, table.signature, table.config))
+        return pb.CreateTableResponse(table=convert.table_info(table))
 
     def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
-        table = self._replay.engine(request.name)
-        return pb.GetTableResponse(table=convert.table_info(table.name, table.signature, table.config))
+        return pb.GetTableResponse(table=convert.table_info(self._replay.engine(request.name)))
 
     def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
         response = pb.ListTablesResponse()
         for name in self._replay.tables():
             with contextlib.suppress(NotFoundError):  # deleted meanwhile
-                engine = self._replay.engine(name)
-                response.tables.append(convert.table_info(name, engine.signature, engine.config))
+                response.tables.append(convert.table_info(self._replay.engine(name)))
         return response
 
     def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
         self._replay.delete_table(request.name)
         return pb.DeleteTableResponse()
 
+    def _engine(self, request: Any) -> Table:
+        """Returns the engine of the table that a request means."""
+        return self._replay.engine(request.table, request.table_uuid)
+
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
-        last = self._replay.engine(request.table).open_session(
+        last = self._engine(request).open_session(
             convert.session_of(request.session_id), check_actor(request.actor), epoch=convert.epoch_of(request),
             alive=convert.alive_of(request),
         )  # fmt: skip
         return pb.OpenSessionResponse(last_sequence=last)
 
     def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
-        engine, session = self._replay.engine(request.table), convert.session_of(request.session_id)
+        engine, session = self._engine(request), convert.session_of(request.session_id)
         left_s = context.time_remaining()
         timeout_s = _APPEND_TIMEOUT_S if left_s is None else min(_APPEND_TIMEOUT_S, left_s)
         chunks = convert.chunks_of(request)
@@ -112,7 +115,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def _draw(self, request: pb.SampleRequest, *, large: int | None = None, slot: Slot | None = None) -> list[BatchColumn]:
         """Returns the columns of a batch, for which memory is held; large ones in `slot`, if there is room. It is held before
         the draw: what a queue hands out is not handed out again."""
-        engine, what, batches = self._replay.engine(request.table), convert.window_of(request), convert.batches_of(request)
+        engine, what, batches = self._engine(request), convert.window_of(request), convert.batches_of(request)
         items = batches * request.batch_size
         check_request(engine.signature, items, what, large=large)  # refuse before the work
         call, copies = current(), ANSWER_COPIES if large is None else LARGE_COPIES
@@ -137,27 +140,25 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
         positions = convert.numbers_of("positions", request.positions, "<i8")
         priorities = convert.numbers_of("priorities", request.priorities, "<f8")
-        engine = self._replay.engine(request.table)
+        engine = self._engine(request)
         counts = engine.update_priorities(request.sampler or "prioritized", positions, priorities)
         return pb.UpdatePrioritiesResponse(applied=counts.applied, ignored=counts.ignored)
 
     def SetLimiter(self, request: pb.SetLimiterRequest, context: Any) -> pb.SetLimiterResponse:
-        self._replay.engine(request.table).set_limiter(convert.limiter_of(request.limiter_json))
+        self._engine(request).set_limiter(convert.limiter_of(request.limiter_json))
         return pb.SetLimiterResponse()
 
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
-        deleted = self._replay.engine(request.table).delete_episodes(
-            convert.episode_ids_of(request), open_episodes=request.open_episodes
-        )
+        deleted = self._engine(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
 
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
-        return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._replay.engine(request.table).stats())))
+        return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._engine(request).stats())))
 
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None
         actor = request.actor if request.HasField("actor") else None
-        engine, wanted = self._replay.engine(request.table), request.limit or 1000
+        engine, wanted = self._engine(request), request.limit or 1000
         check_number("limit", wanted, 1, 100_000)
         current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         response, size = pb.ListEpisodesResponse(), 0
@@ -173,16 +174,18 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return response
 
     def ReadEpisode(self, request: pb.ReadEpisodeRequest, context: Any) -> Iterator[pb.ReadEpisodeResponse]:
+        start = request.start if request.HasField("start") else None
         stop = request.stop if request.HasField("stop") else None
         call = current()
         call.hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         with call.admission.watch.limit(_TRANSFER_S, context.cancel):
-            engine = self._replay.engine(request.table)
-            pieces = engine.episode_chunks(request.episode_id, request.start, stop)
+            engine = self._engine(request)
+            pieces = engine.episode_chunks(request.episode_id, start, stop)
+            start = engine.first_step(request.episode_id) if start is None else start
             cut = engine.cut_at(request.episode_id, stop)
             for chunks in pieces:
                 call.hold_answer(ANSWER_COPIES * max(_PAGE_BYTES, sum(map(len, chunks))))
-                yield pb.ReadEpisodeResponse(chunks=chunks, truncated=cut)
+                yield pb.ReadEpisodeResponse(chunks=chunks, truncated=cut, start=start)
 
     def PutParams(self, requests: Iterator[pb.PutParamsRequest], context: Any) -> pb.PutParamsResponse:
         call, pieces = current(), io.BytesIO()
@@ -215,7 +218,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
         name, folder = check_name("snapshot", request.name), self._replay.config.snapshot_dir
         if folder is None:
-            raise ConfigurationError("snapshot: this server has no snapshot_dir in its settings, so it makes none for clients")
+            raise ConfigurationError(
+                "snapshot: this server has no snapshot_dir (`serve --snapshot-dir`) in its settings and makes none for clients"
+            )
         path = os.path.join(folder, name)
         with _place(self._snapshots) as has_place:
             if not has_place:
@@ -226,7 +231,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SnapshotResponse()
 
     def Compact(self, request: pb.CompactRequest, context: Any) -> pb.CompactResponse:
-        return pb.CompactResponse(freed_bytes=self._replay.engine(request.table).compact())
+        return pb.CompactResponse(freed_bytes=self._engine(request).compact())
 
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:
         call = current()

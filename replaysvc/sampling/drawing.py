@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from replaysvc.checks import shown
 from replaysvc.errors import ConfigurationError, InvalidRequestError
 from replaysvc.index.table_index import Added, TableIndex
 from replaysvc.options import EpisodeUniform, Fifo, Lifo, Prioritized, Recency, Sampler, WeightNorm
@@ -155,7 +156,7 @@ class Samplers:
 
     def _options(self, name: str) -> Sampler:
         if name not in self.options:
-            raise InvalidRequestError(f"sampler: expected one of {sorted(self.options)}, found {name!r}")
+            raise InvalidRequestError(f"sampler: expected one of {sorted(self.options)}, found {shown(name)}")
         return self.options[name]
 
     def _why_none(self, what: Window) -> str:

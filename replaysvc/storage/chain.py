@@ -37,7 +37,7 @@ class Chain:
     @property
     def disk_bytes(self) -> int:
         """Returns the bytes that the segments take."""
-        return sum(_allocated(segment.path) for segment in self.segments)
+        return sum(allocated(segment.path) for segment in self.segments)
 
     @property
     def fault(self) -> str:
@@ -125,7 +125,7 @@ class Chain:
     def discard(self, path: Path) -> int:
         """Removes a segment that is out of use; returns the bytes that it took."""
         self._system.crashpoint("remove.before_rename")
-        target, size = self._trash / f"{self._name}-{path.name}", _allocated(path)
+        target, size = self._trash / f"{self._name}-{path.name}", allocated(path)
         try:
             self._system.rename(path, target)
             self._system.crashpoint("remove.after_rename")
@@ -145,7 +145,8 @@ class Chain:
             segment.close()
 
 
-def _allocated(segment: Path) -> int:
+def allocated(segment: Path) -> int:
+    """Returns the bytes that a segment takes on the disk."""
     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
         return (segment / "data.mdb").stat().st_blocks * 512
     return 0

@@ -14,6 +14,10 @@ from replaysvc.storage.system import DAMAGED, System
 
 log = logging.getLogger(__name__)
 
+FIRST_FORMAT = 1  # of a store of which nothing was deleted: any release reads it
+COMPACTED_FORMAT = 2  # with lists of deleted episodes and compacted segments
+MERGED_FORMAT = 3  # with merged segments, which stand for several
+FORMAT = MERGED_FORMAT  # up to which this release reads stores
 _TABLE_KEYS = {"name": str, "uuid": str, "segment_bytes": int, "description": dict}
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from replaysvc.codec.header import DESCRIPTOR, FIXED, MAGIC, PREFIX
 from replaysvc.errors import ChunkCorruptError
+from replaysvc.storage.structure import follow_each_other
 
 PAGE_SIZE = 4096  # where no meta page tells; what LMDB takes on this kind of machine
 _HEADER = struct.Struct("<Q2xHHH")
@@ -60,6 +61,9 @@ class Pages:
         roots = [root for at in (0, self._page_size_of_meta()) if (root := self._read_meta(at)) is not None]
         if len(roots) < 2:
             self.problems.append(f"{2 - len(roots)} of the 2 meta pages cannot be read")
+        elif not follow_each_other(roots[0].transaction, roots[1].transaction):
+            numbers = " and ".join(str(root.transaction) for root in roots)
+            self.problems.append(f"the meta pages are of transactions {numbers}, which do not follow each other")
         self._root = max(roots, key=lambda root: root.transaction, default=None)
         self._databases: dict[bytes, int] | None = None
 

@@ -32,6 +32,7 @@ class Quarantine:
         self._directory, self._scratch = quarantine, scratch
         self._lock = threading.Lock()
         self._ids: set[int] = set()
+        self._closed = False
 
     def load(self) -> Array:
         """Reads the list; returns the ids of damaged chunks, int64, ascending: none if the list itself is damaged."""
@@ -57,7 +58,7 @@ class Quarantine:
     def add(self, chunk_id: int, data: bytes | None, reason: str, *, oldest: int = 0) -> None:
         """Notes, durably, that a chunk is damaged, and copies what could be read of it; forgets chunks below `oldest`."""
         with self._lock:
-            if chunk_id in self._ids:
+            if self._closed or chunk_id in self._ids:
                 return
             self._ids = {known for known in self._ids if known >= oldest} | {chunk_id}
             try:
@@ -70,6 +71,11 @@ class Quarantine:
                     self._write()
             except OSError as error:
                 log.error("the damaged chunk %d of table %s could not be noted on disk: %s", chunk_id, self._name, error)
+
+    def close(self) -> None:
+        """Notes nothing any more: another table of this name may be there."""
+        with self._lock:
+            self._closed = True
 
     def _copy(self, chunk_id: int, data: bytes) -> str:
         """Keeps a chunk's bytes, unless there are many already, or the disk is short; returns where."""

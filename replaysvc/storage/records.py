@@ -25,6 +25,7 @@ KEY = struct.Struct(">Q")  # big-endian, so that LMDB's byte order is numeric or
 EPISODE = struct.Struct("<Q16sQdHI")
 SESSION = struct.Struct("<qd")
 CHECKSUM = struct.Struct("<Q")
+MAX_SESSIONS = 65_536  # marks carried into a new segment: those used last, whatever a clock says
 NEXT_IDS = ("first_chunk_id", "next_position", "next_episode_id")  # of a description and a footer: what the next new thing gets
 
 

@@ -1,6 +1,7 @@
 """What a store keeps of the disk for itself: room that no append may take, and a file that gives way to a small write."""
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 NAME = "RESERVE"
 MOST_BYTES = 8 << 20
 _SHARE = 32  # of the reserve, the file is this part
+_LEAST_BYTES = 16 << 10  # where there is no room for all of the file, as much of it is made as there is room for
 
 
 class Reserve:
@@ -25,7 +27,7 @@ class Reserve:
         self._path, self._file, self._system = path, path / NAME, system
         self._wanted, self._size = wanted_bytes, min(MOST_BYTES, wanted_bytes // _SHARE)
         self._lock = threading.Lock()
-        self._held = self._told = False
+        self._held, self._told = 0, False
         if self._size:
             self._take()
         else:
@@ -41,33 +43,46 @@ class Reserve:
                 f"store {self._path}: the disk is full: expected {self._wanted + size} bytes free to append {size}"
                 f" (disk_reserve_bytes={self._wanted}), found {free}"
             )
-        if not self._held and self._size and free >= self._wanted + size + self._size:
+        if self._held < self._size and free >= self._wanted + size + self._size:
             self._take()
 
     def give_up(self, size: int) -> bool:
         """Gives the file's room to whoever found the disk full; returns whether there was any, enough for `size` bytes."""
         with self._lock:
-            if not self._held or 2 * size > self._size:  # a large set of parameters must not use up what deletions need
+            if not self._held or 2 * size > self._held:  # a large set of parameters must not use up what deletions need
                 return False
             self._file.unlink(missing_ok=True)
-            self._held, self._told = False, True
+            self._held, self._told = 0, True
+            self._system.fsync_directory(self._path)  # a journal may give the blocks to nobody before it is written
         log.warning("store %s: the disk is full; %s is given up for what must be noted", self._path, self._file)
         return True
 
     def take_again(self) -> None:
-        """Makes the file anew if it was given up and there is room: what needed it may have replaced an older file."""
-        if self._size and not self._held:
+        """Makes the file anew if it was given up, as large as there is room: what needed it may have replaced an older file."""
+        if self._held < self._size:
             self._take()
 
     def _take(self) -> None:
         with self._lock:
-            try:
-                if self._file.exists() and self._file.stat().st_size != self._size:
-                    self._file.unlink()
-                self._system.reserve(self._file, self._size)
-                self._held, self._told = True, False
-            except OSError as error:
-                self._file.unlink(missing_ok=True)
-                if not self._told:
-                    log.warning("store %s: no room for %s: %s", self._path, self._file, error)
+            size, failed = self._size, None
+            while size >= min(_LEAST_BYTES, self._size) and size > self._held:
+                try:
+                    if self._file.exists() and self._file.stat().st_size > size:
+                        self._file.unlink()
+                    self._system.reserve(self._file, size)
+                    self._held, self._told = size, False
+                    return
+                except OSError as error:
+                    failed = error
+                    self._shrink()
+                    size //= 2
+            if not self._held and not self._told:
+                log.warning("store %s: no room for %s: %s", self._path, self._file, failed)
                 self._told = True
+
+    def _shrink(self) -> None:
+        """Gives back what an attempt that failed has taken of the disk."""
+        if self._held:
+            os.truncate(self._file, self._held)
+        else:
+            self._file.unlink(missing_ok=True)

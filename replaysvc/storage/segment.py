@@ -79,18 +79,14 @@ class Segment:
                 raise ChunkCorruptError(f"segment {path}: its description is missing or damaged")
             if self.meta["format"] > FORMAT:
                 raise FormatVersionError(f"segment {path}: expected format version {FORMAT}, found {self.meta['format']}")
+            if not self.sealed:
+                self._environment.close()
+                self._open(readonly=False)
+                with _translated(self.path, self._system):  # a meta page written as a process ended is perhaps only in RAM
+                    self._environment.sync(True)
         except ReplayError:
             self.close()
             raise
-        if not self.sealed:
-            self._environment.close()
-            self._open(readonly=False)
-            try:
-                with _translated(self.path, self._system):  # a meta page written as a process ended is perhaps only in RAM
-                    self._environment.sync(True)
-            except ReplayError:
-                self.close()
-                raise
 
     @staticmethod
     def create(
@@ -102,7 +98,11 @@ class Segment:
             if path.exists():  # an earlier attempt failed after the rename: it is whole, and empty
                 system.fsync_directory(path.parent)
                 system.fsync_directory(scratch)
-                return Segment(path, system, segment_bytes)
+                found = Segment(path, system, segment_bytes)
+                if found.meta["table"] != meta["table"]:
+                    found.close()
+                    raise StorageError(f"segment {path}: expected table {meta['table']}'s, found {found.meta['table']}'s")
+                return found
             _build(build, system, segment_bytes, meta, sessions)
             system.crashpoint("segment.built")
             system.rename(build, path)
@@ -117,7 +117,7 @@ class Segment:
         return Segment(path, system, segment_bytes)
 
     def _open(self, *, readonly: bool) -> None:
-        with _translated(self.path, self._system, reading=True):
+        with _translated(self.path, self._system, reading=True, may_pass=True):  # what LMDB reads here, the check just read
             status = (self.path / "data.mdb").stat()
             self._file = status.st_dev, status.st_ino
             if not status.st_size:

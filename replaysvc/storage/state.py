@@ -1,11 +1,13 @@
 """Small files beside a table's segments, each replaced whole: what samplers keep, and which episodes are deleted."""
 
+import json
 import logging
 import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from replaysvc.codec import checksum
 from replaysvc.storage.records import CHECKSUM
@@ -16,7 +18,16 @@ log = logging.getLogger(__name__)
 HEADER = struct.Struct("<4sIQQ")
 STATE_MAGIC = b"RPS1"
 VERSION = 1
+SAMPLING = "sampling"  # the one state that is read here: JSON, with the table's `head` and `tail` as of when it was saved
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_GONE_WITH = {  # what is lost with a state file, by the first part of its name
+    "sampling": "where its queues stand, the counts of its limiter and the state of its generator start anew; steps that"
+    " capacity removed may come back until it removes them again",
+    "priorities": "the priorities of its steps start anew",
+    "queue": "its queue does not give out what it had not given out yet",
+    "holes": "steps that capacity took out of the middle may come back",
+    "lost": "episodes that ended since their writer was gone are open until their leases end them again",
+}
 
 
 def pack_file(magic: bytes, data: bytes) -> bytes:
@@ -67,7 +78,7 @@ class StateFiles:
             return
         try:
             if not self._path.exists():
-                self._path.mkdir(mode=0o700)
+                self._system.make_directory(self._path)
                 self._system.fsync_directory(self._path.parent)
             for name, data in states.items():
                 self._system.write_file(temporaries[name], pack_file(STATE_MAGIC, data))
@@ -94,8 +105,32 @@ class StateFiles:
             return None
         data = unpack_file(STATE_MAGIC, content)
         if data is None:
-            log.error("state %s is damaged or of an unknown version, and is left out", self._path / name)
+            what = _GONE_WITH.get(name.partition(".")[0], "what it held starts anew")
+            log.error("state %s is damaged or of an unknown version, and is left out: %s", self._path / name, what)
         return data
+
+    def bounds(self) -> tuple[int, int]:
+        """Returns (head, tail), the next position and the first one not removed as of when `sampling` was saved; 0 for none."""
+        try:
+            found = self._sampling()
+            return max(0, int(found.get("head", 0))), max(0, int(found.get("tail", 0)))
+        except (ValueError, TypeError):
+            return 0, 0
+
+    def lower_tail(self, position: int, *, beyond: int) -> None:
+        """Saves `position` as the first one that is not removed, if what is saved is `beyond` or above. Raises OSError."""
+        if self.bounds()[1] >= beyond > position:
+            content = json.dumps(self._sampling() | {"tail": position}).encode()
+            temporary = self._scratch.with_name(f"{self._scratch.name}+{SAMPLING}")
+            self._system.write_file(temporary, pack_file(STATE_MAGIC, content))
+            self._system.rename(temporary, self._path / SAMPLING)
+
+    def _sampling(self) -> dict[str, Any]:
+        try:
+            found = json.loads(unpack_file(STATE_MAGIC, (self._path / SAMPLING).read_bytes()) or b"{}")
+        except (OSError, ValueError):  # `read` says so
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def names(self) -> list[str]:
         """Returns the names of the files, damaged ones too."""

@@ -9,16 +9,26 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from replaysvc.errors import ChunkCorruptError, FormatVersionError, StorageError
-from replaysvc.storage.descriptions import check_table, copy_of, find, mend, pack_table, unpack_format
+from replaysvc.storage.descriptions import (
+    COMPACTED_FORMAT,
+    FIRST_FORMAT,
+    FORMAT,
+    check_table,
+    copy_of,
+    find,
+    mend,
+    pack_table,
+    unpack_format,
+)
 from replaysvc.storage.ownership import Ownership
 from replaysvc.storage.params import ParamsStore
-from replaysvc.storage.snapshot import DIRECTORIES, write_snapshot
+from replaysvc.storage.snapshot import DIRECTORIES, remove_unfinished, write_snapshot
 from replaysvc.storage.store_system import StoreSystem
 from replaysvc.storage.system import System, disk_error, refuse_remote
 from replaysvc.storage.table_store import TableStore
@@ -26,8 +36,6 @@ from replaysvc.storage.table_store import TableStore
 log = logging.getLogger(__name__)
 
 _BEFORE_FORMAT = ("lost+found", "LOCK", "FORMAT.tmp")  # what may stand in a directory that is no store yet
-FIRST_FORMAT = 1  # of a store of which nothing was deleted: any release reads it
-FORMAT = 2  # with lists of deleted episodes and compacted segments, which a release of format 1 would not heed
 
 
 class Store:
@@ -65,6 +73,9 @@ class Store:
             self._params = ParamsStore(self.path / "params", self.path / "tmp", self._system)
             for table in sorted((self.path / "tables").iterdir()):
                 self._take_table(table)
+            for table in sorted((self.path / "quarantine").glob("*-table*")):
+                if table.is_dir():
+                    log.warning("%s holds a table that could not be opened; `replaysvc fsck` tells more", table)
         except OSError as error:
             self._unlock()
             raise StorageError(f"store {self.path}: cannot be used: {error.strerror or error}") from error
@@ -122,12 +133,7 @@ class Store:
         try:
             check_table(path, self.path / "tmp", self._system)
         except ChunkCorruptError as error:
-            target = self.path / "quarantine" / f"{path.name}-table"
-            while target.exists():
-                target = target.with_name(f"{target.name}-again")
-            log.error("table %s cannot be used and is moved to %s: %s", path.name, target, error)
-            self.quarantined_tables[path.name] = str(error)
-            self._system.rename(path, target)
+            self._quarantine_table(path, str(error))
             return
         self._system.fsync_directory(path)
         self._tables[path.name] = self._open_table(path)
@@ -137,15 +143,17 @@ class Store:
         try:
             return TableStore(path, scratch, trash, quarantine, self._system, raise_format=self._raise_format)
         except (ValueError, KeyError, TypeError) as error:
-            raise StorageError(f"store {self.path}: the description of table {path.name} cannot be read: {error!r}") from error
+            raise StorageError(
+                f"store {self.path}: the description of table {path.name} lacks a key, or has one of another kind: {error}"
+            ) from error
 
-    def _raise_format(self) -> None:
+    def _raise_format(self, version: int = COMPACTED_FORMAT) -> None:
         """Keeps older releases out, durably, before something is written that they would not heed. Raises OSError."""
         marker, temporary = self.path / "FORMAT", self.path / "tmp" / "FORMAT"
         with self._format_lock:
-            if int(self._format["min_reader"]) >= FORMAT:
+            if int(self._format["min_reader"]) >= version:
                 return
-            content = self._format | {"format": max(FORMAT, int(self._format["format"])), "min_reader": FORMAT}
+            content = self._format | {"format": max(version, int(self._format["format"])), "min_reader": version}
             written = json.dumps(content).encode()
             self._system.write_file(temporary, written)
             self._system.crashpoint("format.written")
@@ -186,17 +194,45 @@ class Store:
         self._tables[name] = self._open_table(target)
         return self._tables[name]
 
-    def delete_table(self, name: str) -> None:
-        """Deletes a table and all its data."""
-        table = self._tables.pop(name)
-        table.close()
-        target = self.path / "trash" / f"{name}-{uuid.uuid4()}"
+    def delete_table(self, name: str, gone: Callable[[], None] = lambda: None) -> None:
+        """Deletes a table and all its data. No append may run meanwhile; reading may.
+
+        `gone` is called when the table has left its place, before its files are closed.
+
+        Raises:
+          StorageError: the disk. If the table could not be moved away, it is there and open as before.
+        """
+        source, target = self.path / "tables" / name, self.path / "trash" / f"{name}-{uuid.uuid4()}"
+        failed: OSError | None = None
         try:
-            self._system.rename(self.path / "tables" / name, target)
-            self._system.crashpoint("table.deleted")
-            self._system.remove_tree(target)
+            self._system.rename(source, target)
+        except OSError as error:
+            if source.exists():
+                raise disk_error(self.path, error) from error
+            failed = error  # it has moved, and only whether that lasts is not known
+        table = self._tables.pop(name)
+        gone()
+        table.close()
+        if failed is not None:
+            raise disk_error(self.path, failed) from failed
+        self._system.crashpoint("table.deleted")
+        self._remove_leftover(target)
+
+    def set_aside(self, name: str, reason: str) -> None:
+        """Closes a table that cannot be used, moves it to `quarantine/`, and notes why. Raises StorageError."""
+        self._tables.pop(name).close()
+        try:
+            self._quarantine_table(self.path / "tables" / name, reason)
         except OSError as error:
             raise disk_error(self.path, error) from error
+
+    def _quarantine_table(self, path: Path, reason: str) -> None:
+        target = self.path / "quarantine" / f"{path.name}-table"
+        while target.exists():
+            target = target.with_name(f"{target.name}-again")
+        log.error("table %s cannot be used and is moved to %s: %s", path.name, target, reason)
+        self.quarantined_tables[path.name] = reason
+        self._system.rename(path, target)
 
     def put_params(self, name: str, version: int, data: bytes) -> None:
         """Keeps a parameter set, durably; see ParamsStore.put."""
@@ -227,6 +263,10 @@ class Store:
           CapacityError: no space, nothing is left behind. StorageError: `target` holds something, or any other failure.
         """
         write_snapshot(self.path, self._tables, Path(target).absolute(), states, self._system)
+
+    def remove_unfinished_snapshots(self, directory: str | Path) -> None:
+        """Removes what snapshots of processes that ended meanwhile left in a directory."""
+        remove_unfinished(Path(directory).absolute(), self._system)
 
     def close(self) -> None:
         """Closes all tables and gives the directory free."""

@@ -56,6 +56,10 @@ class StoreSystem(System):
         """Writes a whole file, durably but for its directory entry."""
         self._write(path, lambda: self._inner.write_file(path, data), len(data))
 
+    def make_directory(self, path: Path) -> None:
+        """Makes a directory; durable once its parent is."""
+        self._write(path, lambda: self._inner.make_directory(path))
+
     def remove_tree(self, path: Path) -> None:
         """Removes a directory with all in it, or a file."""
         self._write(path, lambda: self._inner.remove_tree(path))

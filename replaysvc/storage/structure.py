@@ -7,6 +7,7 @@ its key, its value. In a leaf the 8 bytes are the value's size (2 * u16), flags 
 first three are the number of a page.
 """
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ import numpy as np
 
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.types import Array
+
+log = logging.getLogger(__name__)
 
 _HEAD, _NODE = 16, 8
 _BRANCH, _LEAF = 1, 2
@@ -50,15 +53,27 @@ class _Leaf(NamedTuple):
     flags: Array
 
 
+def follow_each_other(first: int, second: int) -> bool:
+    """Returns whether the two meta pages of a file may be of these transactions: the last two, the even one in the first page.
+
+    Where not, one of the numbers is damaged, and LMDB might take the older page for the newer one.
+    """
+    return first % 2 == 0 and abs(second - first) == 1
+
+
 def check_structure(file: Path) -> None:
     """Looks at all trees of a data file.
 
     Raises:
-      ChunkCorruptError: LMDB must not be given the file. OSError: it cannot be read now.
+      ChunkCorruptError: LMDB must not be given the file. OSError: it cannot be read, nor at a second attempt.
     """
     handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _Check(file, handle).run()
+        try:
+            _Check(file, handle).run()
+        except OSError as error:
+            log.warning("segment %s: reading failed, and is tried once more: %s", file.parent, error)
+            _Check(file, handle).run()
     finally:
         os.close(handle)
 
@@ -82,6 +97,8 @@ class _Check:
         if len(metas[1]) < 4096:
             raise self._damage("its second meta page is missing")
         ends = [struct.unpack_from("<QQ", meta, _META_TREES + 2 * _TREE.size) for meta in metas]
+        if not follow_each_other(ends[0][1], ends[1][1]):
+            raise self._damage(f"its meta pages are of the transactions {ends[0][1]} and {ends[1][1]}, not the last two")
         chosen = 1 if ends[1][1] > ends[0][1] else 0  # as LMDB does
         self._last = ends[chosen][0]
         free, names = (_Tree(*_TREE.unpack_from(metas[chosen], _META_TREES + i * _TREE.size)) for i in (0, 1))

@@ -17,6 +17,7 @@ CRASH_POINTS = (
     "seal.before_footer", "seal.after_footer", "seal.reopened", "remove.before_rename", "remove.after_rename", "table.built",
     "table.renamed", "table.deleted", "params.written", "params.renamed", "state.written", "state.renamed", "deletion.written",
     "deletion.renamed", "deletion.copied", "format.written", "format.renamed", "compact.built", "compact.renamed",
+    "merge.built", "merge.renamed",
     "quarantine.copied", "quarantine.written", "quarantine.noted", "snapshot.begun", "snapshot.built", "snapshot.renamed",
     "restore.begun", "restore.built", "restore.renamed",
 )  # fmt: skip
@@ -103,6 +104,10 @@ class System:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def make_directory(self, path: Path) -> None:
+        """Makes a directory; durable once its parent is."""
+        path.mkdir(mode=0o700)
 
     def remove_tree(self, path: Path) -> None:
         """Removes a directory with all in it, or a file."""

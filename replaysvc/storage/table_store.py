@@ -1,9 +1,7 @@
 """The chunks of one table on disk: a chain of segments, the last of which is appended to."""
 
-import contextlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from replaysvc.errors import CapacityError, ChunkCorruptError, ReplayError, StorageError
+from replaysvc.errors import CapacityError, StorageError
 from replaysvc.storage.chain import Chain
-from replaysvc.storage.compaction import Plan, build_compacted, make_plan
 from replaysvc.storage.deletions import COPIES, Deletions
+from replaysvc.storage.gone import LIST as REMOVED
+from replaysvc.storage.loading import Loading, advance
 from replaysvc.storage.quarantine import LIST, Quarantine
-from replaysvc.storage.records import INDEX_DTYPE, NEXT_IDS, EpisodeEntry
-from replaysvc.storage.segment import FORMAT, NO_EPISODE, ROOM, Segment
+from replaysvc.storage.reclaiming import Reclaiming
+from replaysvc.storage.records import MAX_SESSIONS, NEXT_IDS, EpisodeEntry
+from replaysvc.storage.segment import FORMAT, NO_EPISODE, Segment
+from replaysvc.storage.set_aside import held, unsalvaged
 from replaysvc.storage.state import StateFiles, write_state_files
-from replaysvc.storage.system import System, disk_error
+from replaysvc.storage.system import System
 from replaysvc.types import Array
 
 log = logging.getLogger(__name__)
 
-MAX_SESSIONS = 65_536  # marks carried into a new segment: those used last, whatever a clock says
-_LOST = 1 << 32  # chunk ids and positions skipped for each lost segment at the end, so that none is given out twice
-_MIN_EPISODE_BYTES = 256  # entry, a chunk of two columns and its index record: bounds the episodes of a lost segment
-_NAME = re.compile(r"seg-(\d{20})(?:\.(\d+))?")  # of a segment: its first chunk id, and how often it was compacted
 _ENDED = 3  # flags of a chunk that ends its episode
 
 
@@ -59,12 +56,12 @@ class TableStore:
         quarantine: Path,
         system: System,
         *,
-        raise_format: Callable[[], None],
+        raise_format: Callable[..., None],
     ) -> None:
         description = json.loads((path / "table.json").read_bytes())
         self.name: str = description["name"]
         self.description: dict[str, Any] = description["description"]
-        self._uuid: str = description["uuid"]
+        self.uuid: str = description["uuid"]
         self._segment_bytes: int = description["segment_bytes"]
         self._path, self._scratch, self._quarantine = path, scratch, quarantine
         self._system = system
@@ -77,9 +74,10 @@ class TableStore:
         self._deletions = Deletions(path, scratch, system, raise_format)
         self._raise_format = raise_format
         self._loaded = False
-        self._not_compactable: set[Path] = set()
+        self._unsalvaged = 0  # segments in quarantine of which what is whole may come back
+        self._reclaiming = Reclaiming(path, self._segment_bytes, self._chain, scratch, system, raise_format)
         self._next = dict.fromkeys(NEXT_IDS, 0)
-        self.quarantined_segments = self.damaged_records = 0
+        self.quarantined_segments = self.damaged_records = self.lost_segments = 0
 
     @property
     def segment_count(self) -> int:
@@ -112,124 +110,63 @@ class TableStore:
     def load(self) -> LoadedTable:
         """Opens all segments and returns what their index, episode and session records say; reads no chunk.
 
-        A damaged segment is moved to `quarantine/`, and the others go on.
+        What is whole of a damaged segment is put in its place, the damaged one is moved to `quarantine/`, and the others go on.
 
         Raises:
           StorageError: a segment cannot be opened for another reason, such as too many open files; nothing was moved.
           ChunkCorruptError: it cannot be known which episodes are deleted.
         """
         deleted = self._deletions.load()
-        episodes: dict[int, EpisodeEntry] = {}
-        indexes = []
-        lost = 0  # segments after the last good one
-        for paths in self._find_segments():
-            loaded = self._load_newest(paths)
-            if loaded is None:
-                lost += 1
-                continue
-            index, entries, marks = loaded
-            lost = 0
-            indexes.append(index)
-            episodes |= {entry.episode_id: entry for entry in entries}
-            for session_id, mark in sorted(marks.items(), key=lambda item: item[1][1]):
-                self._sessions[session_id] = max(mark, self._sessions.pop(session_id, (-1, 0.0)))
-        if lost:
-            most_episodes = (self._segment_bytes + ROOM) // _MIN_EPISODE_BYTES
-            skipped = {"first_chunk_id": _LOST, "next_position": _LOST, "next_episode_id": most_episodes}
-            self._next = {name: value + lost * skipped[name] for name, value in self._next.items()}
-        index = np.concatenate(indexes) if indexes else np.empty(0, INDEX_DTYPE)
+        found = Loading(
+            self._path, self.uuid, self._segment_bytes, self._chain, self._scratch, self._quarantine, self._system,
+            self._raise_format,
+        )  # fmt: skip
+        found.run()
+        self._next, self._sessions, self.damaged_records = found.next, found.sessions, found.damaged_records
+        self._chain.remains |= bool(found.unused)
+        self.lost_segments = len(found.lost)
+        self._reclaiming.meant, self._reclaiming.missing = found.meant, found.missing
+        index = np.concatenate(found.indexes)
         index = index[~np.isin(index["episode_id"], deleted)]
         gone = set(deleted.tolist())
-        episodes = {number: entry for number, entry in episodes.items() if number not in gone}
+        episodes = {number: entry for number, entry in found.episodes.items() if number not in gone}
         self._loaded = True
         ended = set(index["episode_id"][(index["flags"] & _ENDED) != 0].tolist())
         self._open_episodes = {number: entry for number, entry in episodes.items() if number not in ended}
         segments = self._chain.segments
         if segments and not segments[-1].sealed:
             self._in_active = {entry.episode_id for entry in segments[-1].load_episodes()[0]}
-        if lost:  # a segment of the next ids keeps them from being given out again after the next start
-            try:
-                if segments and not segments[-1].sealed:
-                    segments[-1].seal(self._next)
-                self._make_active()
-            except (CapacityError, StorageError) as error:
-                log.error("table %s: no segment could be made after a lost one: %s", self.name, error)
+        if found.ends:
+            self._go_on_after_loss(found.ends)
+        self._tell_of_quarantine()
         return LoadedTable(
             index, [episodes[number] for number in sorted(episodes)], {key: mark[0] for key, mark in self._sessions.items()},
             self._next["first_chunk_id"], self._next["next_position"], self._next["next_episode_id"], deleted,
             self._damaged.load(),
         )  # fmt: skip
 
-    def _find_segments(self) -> list[list[Path]]:
-        """Returns the paths of segments in order of their ids, those of one id from the last compacted to the first."""
-        found: dict[int, list[tuple[int, Path]]] = {}
-        for path in self._path.glob("seg-*"):
-            if name := _NAME.fullmatch(path.name):
-                found.setdefault(int(name[1]), []).append((int(name[2] or 0), path))
-            else:
-                log.error("%s is no segment, and is left alone", path)
-        return [[path for _, path in sorted(found[number], reverse=True)] for number in sorted(found)]
+    def _go_on_after_loss(self, ends: Mapping[str, int]) -> None:
+        """Makes a segment of the next ids, which keeps them from being given out again after the next start.
 
-    def _load_newest(self, paths: list[Path]) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]] | None:
-        """Loads the first whole one of segments with the same chunks; removes those after it."""
-        for i, path in enumerate(paths):
-            try:
-                loaded = self._load_segment(path)
-            except ChunkCorruptError as error:
-                self._set_aside(path, error)
-                continue
-            for older in paths[i + 1 :]:
-                self._chain.discard(older)
-            return loaded
-        return None
-
-    def _load_segment(self, path: Path) -> tuple[Array, list[EpisodeEntry], dict[bytes, tuple[int, float]]]:
-        """Opens a segment and takes it into the chain; returns its index, episodes and sessions."""
-        segment = Segment(path, self._system, self._segment_bytes)
+        The one before it is sealed after that, and with its own end: so what is lost in between stays to be seen.
+        """
+        segments = self._chain.segments
         try:
-            if segment.meta["table"] != self._uuid:
-                raise ChunkCorruptError(f"segment {path}: it belongs to another table")
-            index, damaged = segment.load_index()
-            entries, damaged_entries = segment.load_episodes()
-            marks, damaged_marks = segment.load_sessions()
-            self._advance(index, segment.meta)
-            self._advance_past_damage(index, segment)
-            self._advance(index[:0], {**self._next, **segment.footer})
-        except StorageError:
-            segment.close()
-            raise
-        self._chain.replace([], [segment])
-        if damaged := damaged + damaged_entries + damaged_marks:
-            self.damaged_records += damaged
-            log.error("segment %s: %d damaged records are left out", path, damaged)
-        return index, entries, marks
+            self._make_active()
+            if segments and not segments[-1].sealed:
+                segments[-1].seal(ends)
+        except (CapacityError, StorageError) as error:
+            log.error("table %s: no segment could be made after a lost one: %s", self.name, error)
 
-    def _advance(self, index: Array, meta: Mapping[str, Any]) -> None:
-        self._next = {name: max(value, int(meta[name])) for name, value in self._next.items()}
-        if len(index):
-            last = index[-1]
-            ends = (int(last["chunk_id"]) + 1, int(last["position"] + last["n_steps"]), int(index["episode_id"].max()) + 1)
-            self._next = {name: max(value, end) for (name, value), end in zip(self._next.items(), ends, strict=True)}
-
-    def _advance_past_damage(self, index: Array, segment: Segment) -> None:
-        """Moves the next ids past those whose records are damaged: keys tell what was given out, chunks how long they are."""
-        last_chunk_id, last_episode_id = segment.last_key(b"index"), segment.last_key(b"episodes")
-        last_good = int(index["chunk_id"][-1]) if len(index) else int(segment.meta["first_chunk_id"]) - 1
-        if last_chunk_id > last_good:
-            self._next["first_chunk_id"] = max(self._next["first_chunk_id"], last_chunk_id + 1)
-            self._next["next_position"] += segment.steps_after(last_good)
-        self._next["next_episode_id"] = max(self._next["next_episode_id"], last_episode_id + 1)
-
-    def _set_aside(self, path: Path, error: StorageError) -> None:
-        self.quarantined_segments += 1
-        target = self._quarantine / f"{self.name}-{path.name}"
-        while target.exists():  # a table of the same name was there before
-            target = target.with_name(f"{target.name}-again")
-        log.error("segment %s cannot be used and is moved to %s: %s", path, target, error)
-        try:
-            self._system.rename(path, target)
-        except OSError as failed:
-            raise disk_error(path, failed) from failed
+    def _tell_of_quarantine(self) -> None:
+        aside = held(self._quarantine, self.name, self.uuid)
+        left = len(unsalvaged(aside, {int(segment.meta["first_chunk_id"]) for segment in self._chain.segments}))
+        self.quarantined_segments, self._unsalvaged = len(aside), left
+        if aside:
+            log.warning(
+                "table %s: %d of its segments lie in quarantine, %d of which were not salvaged%s", self.name, len(aside), left,
+                ": stop the service and run `replaysvc fsck --repair`" if left else "",
+            )  # fmt: skip
 
     def append(
         self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Mapping[bytes, int]
@@ -256,7 +193,7 @@ class TableStore:
         for number in index["episode_id"][(index["flags"] & _ENDED) != 0].tolist():
             self._open_episodes.pop(number, None)
             self._in_active.discard(number)
-        self._advance(index, self._next)
+        self._next = advance(self._next, index, {})
 
     def end_episodes(self, episode_ids: Iterable[int]) -> None:
         """Forgets open episodes that get no more steps: their entries need not be carried into the next segments."""
@@ -277,7 +214,7 @@ class TableStore:
 
     def _make_active(self) -> Segment:
         """Makes the segment that begins with the next ids, and appends to it from now on."""
-        meta = {"format": FORMAT, "table": self._uuid, **self._next}
+        meta = {"format": FORMAT, "table": self.uuid, **self._next}
         path = self._path / f"seg-{self._next['first_chunk_id']:020d}"
         segment = Segment.create(path, self._scratch, self._system, self._segment_bytes, meta, self._recent_sessions())
         self._chain.replace([], [segment])
@@ -309,42 +246,12 @@ class TableStore:
         return self._chain.remove_before(chunk_id)
 
     def reclaim(self, live: Array) -> int:
-        """Removes sealed segments without a live chunk, and compacts the emptiest if less than half of its bytes are live.
+        """Removes sealed segments without a live chunk, and writes anew, alone or merged with others, those with most to win.
 
         Every id in `live`, sorted, stays readable; ids and positions stay as they are. What fails is logged and tried again
         by the next call. Returns the bytes that the disk got back.
         """
-        live = np.asarray(live, np.int64)
-        try:
-            plan = make_plan(self._chain.segments, live, lambda segment: segment.path in self._not_compactable)
-        except StorageError as error:
-            log.error("table %s: no space is reclaimed: %s", self.name, error)
-            return 0
-        freed = self._chain.replace(plan.empty, [])
-        return freed if plan.sparse is None else freed + self._compact(plan.sparse, plan)
-
-    def _compact(self, old: Segment, plan: Plan) -> int:
-        first = f"seg-{old.meta['first_chunk_id']:020d}"
-        taken = [int(name[2] or 0) for path in self._path.glob(f"{first}*") if (name := _NAME.fullmatch(path.name))]
-        target = self._path / f"{first}.{max(taken) + 1}"
-        build = self._scratch / f"{self.name}-{target.name}"
-        try:
-            self._raise_format()
-            oldest = build_compacted(old, plan, build, self._system, self._segment_bytes)
-            self._system.crashpoint("compact.built")
-            self._system.rename(build, target)
-            self._system.crashpoint("compact.renamed")
-            new = Segment(target, self._system, self._segment_bytes)
-        except (OSError, ReplayError) as error:
-            log.error("segment %s could not be compacted: %s", old.path, error)
-            if isinstance(error, ChunkCorruptError):
-                self._not_compactable.add(old.path)
-            self._chain.remains |= target.exists()
-            with contextlib.suppress(OSError):
-                self._system.remove_tree(build)
-            return 0
-        new.oldest_episode = oldest
-        return self._chain.replace([old], [new]) - new.used_bytes
+        return self._reclaiming.reclaim(np.asarray(live, np.int64))
 
     def delete_episodes(self, episode_ids: Sequence[int] | Array) -> None:
         """Notes, durably, that episodes are deleted: they are not loaded again. Ids that were not given out yet are ignored.
@@ -354,7 +261,9 @@ class TableStore:
         """
         ids = np.asarray(episode_ids, np.int64)
         oldest = min((segment.oldest_episode for segment in self._chain.segments), default=NO_EPISODE)
-        self._deletions.add(ids[ids < self._next["next_episode_id"]], 0 if self._chain.remains else oldest)
+        # a segment out of use may come back, and what was deleted of it must not come with it
+        keep_all = self._chain.remains or self._unsalvaged
+        self._deletions.add(ids[ids < self._next["next_episode_id"]], 0 if keep_all else oldest)
 
     def write_state(self, name: str, data: bytes) -> None:
         """Keeps `data`, durably, in place of what had the name before. Raises CapacityError, StorageError."""
@@ -385,7 +294,7 @@ class TableStore:
         if not self._loaded:
             raise StorageError(f"table {self.name}: expected it to be loaded before it is copied")
         target.mkdir(mode=0o700)
-        for name in ("table.json", *COPIES, LIST):
+        for name in ("table.json", *COPIES, LIST, REMOVED):
             if (self._path / name).exists():
                 self._system.copy(self._path / name, target / name)
         for segment in self._chain.segments:
@@ -397,4 +306,5 @@ class TableStore:
 
     def close(self) -> None:
         """Closes all segments."""
+        self._damaged.close()
         self._chain.close()

@@ -142,13 +142,22 @@ class Committer:
             return taken
 
     def _run(self) -> None:
-        while (taken := self._gather()) or self._tasks or not self._closing:
-            by_target: dict[int, tuple[Target, list[AppendRequest]]] = {}
-            for target, request, _ in taken:
-                by_target.setdefault(id(target), (target, []))[1].append(request)
-            for target, requests in by_target.values():
-                target.commit(requests)
-            with self._changed:
-                self._held_bytes -= sum(size for _, _, size in taken)
-                self._room.notify_all()
-            self._run_tasks()
+        while self._run_round():
+            pass
+
+    def _run_round(self) -> bool:
+        """Commits what was gathered, and runs the tasks due; False when the end has come. What it held ends with it: a thread
+        that waits for the next round must not keep a deleted table's requests."""
+        taken = self._gather()
+        if not (taken or self._tasks or not self._closing):
+            return False
+        by_target: dict[int, tuple[Target, list[AppendRequest]]] = {}
+        for target, request, _ in taken:
+            by_target.setdefault(id(target), (target, []))[1].append(request)
+        for target, requests in by_target.values():
+            target.commit(requests)
+        with self._changed:
+            self._held_bytes -= sum(size for _, _, size in taken)
+            self._room.notify_all()
+        self._run_tasks()
+        return True

@@ -51,6 +51,7 @@ class Core:
     state_lock: threading.Lock = field(default_factory=threading.Lock)  # who writes state files; taken before `changed`
     starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    ending: bool = False  # whether nobody waits for the limiter any more
     closed: ReplayError | None = None
 
     @property

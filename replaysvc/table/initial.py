@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from replaysvc.chunk_steps import choose_chunk_steps
 from replaysvc.codec import DecodedChunk
 from replaysvc.config import TableConfig
 from replaysvc.errors import SpecMismatchError
@@ -12,7 +13,6 @@ from replaysvc.options import Prioritized
 from replaysvc.selectors import check_priorities
 from replaysvc.spec import FieldSpec, Signature
 from replaysvc.types import Array
-from replaysvc.writer import choose_chunk_steps
 
 
 class InitialPriorities:

@@ -10,7 +10,7 @@ import numpy as np
 
 from replaysvc.batch import BatchColumn
 from replaysvc.cache import Cache
-from replaysvc.checks import check_number
+from replaysvc.checks import check_number, check_text
 from replaysvc.codec import DecodedChunk
 from replaysvc.config import MAX_LARGE_BYTES
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError, StorageError, UnavailableError
@@ -69,8 +69,7 @@ class Sampling:
             beta = check_number("beta", beta, 0, 4, whole=False)
         if not isinstance(what, Window):
             raise SpecMismatchError("what", "Transitions, Sequences or Episodes", type(what).__name__)
-        if not isinstance(sampler, str):
-            raise SpecMismatchError("sampler", "a name", repr(sampler))
+        check_text("sampler", sampler)
         layout = layout_of(core.signature, what)
         if core.samplers.is_queue(sampler) and seed is not None:
             raise InvalidRequestError(
@@ -119,8 +118,7 @@ class Sampling:
             where = np.asarray(positions)
         except ValueError:  # lists of different lengths
             where = np.empty((), np.object_)
-        if not isinstance(sampler, str):
-            raise SpecMismatchError("sampler", "a name", repr(sampler))
+        check_text("sampler", sampler)
         if where.ndim != 1 or (where.size and where.dtype.kind not in "iu"):
             raise SpecMismatchError("positions", "int64[n]", f"{where.dtype}{list(where.shape)}")
         with core.changed:
@@ -267,6 +265,7 @@ class Sampling:
             ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
         found = fetch(core.store, core.decoder, missing, ids, checksums)
         with core.changed:
+            core.check_open()  # of a table that was deleted meanwhile, nothing was there to read any more
             damaged = [(chunk_id, reason) for row, chunk_id, reason in found.bad if core.mark_dead(row)]
             core.counts["corrupt"] += len(damaged)
             fetched |= found.chunks

@@ -95,7 +95,9 @@ def check_epoch(actor: str, epoch: int | None, *sessions: Mapping[bytes, int]) -
     mark = epoch_mark(actor)
     if (newest := max(known.get(mark, -1) for known in sessions)) > epoch:
         expected = f"expected epoch {newest} or a larger one, found {epoch}"
-        raise WriterFencedError(f"writer of actor {actor!r}: {expected}; a newer writer took over")
+        raise WriterFencedError(
+            f"writer of actor {actor!r}: {expected}; a newer writer took over, and only a new writer of such an epoch may go on"
+        )
 
 
 def stage(
@@ -151,6 +153,7 @@ def stage(
         if episode is None:
             raise InvalidRequestError(
                 f"chunk: expected a step of an open episode, found step {info.first_step} of an unknown or closed one"
+                " (as of one that was deleted); make a new writer"
             )
         if episode.length != info.first_step:
             raise InvalidRequestError(f"chunk: expected step {episode.length} of its episode, found step {info.first_step}")

@@ -9,25 +9,22 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 
 import numpy as np
 
 from replaysvc.cache import Cache
-from replaysvc.checks import check_number
-from replaysvc.codec import ChunkDecoder, checksum_of
+from replaysvc.codec import ChunkDecoder
 from replaysvc.config import TableConfig
 from replaysvc.errors import (
-    ChunkCorruptError,
     LimitedError,
-    NotFoundError,
     ReplayError,
     StorageError,
     WaitTimeoutError,
 )
-from replaysvc.index.episode_records import end_lost, episode_chunk_rows, list_episodes, parse_metadata
+from replaysvc.index.episode_records import end_lost
 from replaysvc.index.table_index import TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.options import LostActor
@@ -40,6 +37,7 @@ from replaysvc.table.core import Core
 from replaysvc.table.endings import Endings
 from replaysvc.table.initial import InitialPriorities
 from replaysvc.table.leases import Leases
+from replaysvc.table.reading import Reading
 from replaysvc.table.sampling import Sampling
 from replaysvc.table.staging import (
     AppendRequest,
@@ -52,12 +50,11 @@ from replaysvc.table.staging import (
     stage_all,
 )
 from replaysvc.table.upkeep import Upkeep
-from replaysvc.types import Array, EpisodeRecord, TableStats
+from replaysvc.types import Array, TableStats
 
 log = logging.getLogger(__name__)
 
 MAX_SESSIONS = 65_536  # remembered writer sessions; the least recently used is forgotten first
-_PIECE_BYTES = 4 << 20  # episodes are read in pieces of about this size
 
 
 class Table:
@@ -67,7 +64,7 @@ class Table:
         self, store: TableStore, committer: Committer, cache_bytes: tuple[int, int], *, system: System,
         rng: np.random.Generator,
     ) -> None:  # fmt: skip
-        self.name = store.name
+        self.name, self.uuid = store.name, store.uuid
         self.signature = Signature.from_json(store.description["signature"])
         config = TableConfig.from_json(store.description["config"])
         self._store, self._committer, self._clock = store, committer, system.time
@@ -85,7 +82,9 @@ class Table:
         store.end_episodes(lost)
         open_episodes = open_episodes_of(loaded, lost)
         samplers, limiter = Samplers(config.samplers, index), LimiterState(config.limiter)
-        sampler_state.restore(store, samplers, limiter, rng, index.head)
+        saved = sampler_state.saved_number(store, "head")
+        since = loaded.index[loaded.index["position"] >= saved]  # positions that were skipped after a loss are no steps
+        sampler_state.restore(store, samplers, limiter, rng, min(index.head, saved + int(since["n_steps"].sum())))
         self._core = Core(
             self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), system.time,
             self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes,
@@ -105,6 +104,9 @@ class Table:
         self.delete_episodes, self.set_limiter = self._upkeep.delete_episodes, self._upkeep.set_limiter
         self.save_state, self.whole_state = self._upkeep.save_state, self._upkeep.whole_state
         self.note_damage = self._upkeep.note_damage
+        reading = Reading(self._core, self.note_damage)
+        self.episodes, self.episode_chunks = reading.episodes, reading.episode_chunks
+        self.first_step, self.cut_at = reading.first_step, reading.cut_at
         self.compact, self.end_lost, self.excuse_leases = self._upkeep.compact, self._endings.end_lost, self._endings.excuse
         self._upkeep.remove_excess()
 
@@ -199,7 +201,7 @@ class Table:
                     core.limiter.admit(count)
                     return count
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or core.ending:
                     raise LimitedError(f"table {self.name}: {waiting}")
                 self._changed.wait(left)
 
@@ -308,63 +310,6 @@ class Table:
                 queues={name: queue.available for name, (_, queue) in core.samplers.queues.items()},
             )  # fmt: skip
 
-    def episodes(self, limit: int, before_id: int | None, actor: str | None, closed_only: bool) -> list[EpisodeRecord]:
-        """Returns the records of stored episodes, the newest first, with ids below `before_id`."""
-        limit = check_number("limit", limit, 1, 100_000)
-        if before_id is not None:
-            before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
-        complete: list[EpisodeRecord] = []
-        while len(complete) < limit:
-            with self._changed:
-                self._core.check_open()
-                records = list_episodes(self._core.index, limit - len(complete), before_id, actor, closed_only)
-            if not records:
-                break
-            before_id = records[-1].episode_id
-            for record in records:
-                entry = self._store.read_episode_entry(record.episode_id)
-                if entry is not None:  # else removed meanwhile
-                    complete.append(replace(record, metadata=parse_metadata(entry.metadata)))
-        return complete
-
-    def episode_chunks(self, episode_id: int, start: int, stop: int | None) -> Iterator[list[bytes]]:
-        """Yields the stored chunks that hold steps [start, stop) of an episode, in order, in pieces of about 4 MiB.
-
-        `cut_at` tells whether the last of them is where the service itself ended the episode.
-
-        Raises:
-          NotFoundError: no such episode, or it was removed meanwhile. InvalidRequestError: a range outside what is stored.
-        """
-        episode_id = check_number("episode_id", episode_id, 0, (1 << 63) - 1)
-        start = check_number("start", start, 0, 1 << 62)
-        if stop is not None:
-            stop = check_number("stop", stop, 0, 1 << 62)
-        with self._changed:
-            self._core.check_open()
-            rows = episode_chunk_rows(self._core.index, self.name, episode_id, start, stop)
-            ids, sizes, checksums = (self._core.index.field(name, rows) for name in ("chunk_id", "stored_bytes", "checksum"))
-        return self._read_pieces(episode_id, ids, sizes.astype(np.int64), checksums)
-
-    def cut_at(self, episode_id: int, stop: int | None) -> bool:
-        """Returns whether the service itself ended an episode with the step before `stop`; None: at all."""
-        with self._changed:
-            episodes = self._core.index.episodes
-            if episode_id not in self._core.index.lost:
-                return False
-            return stop is None or stop == int(episodes["length"][episode_id - episodes.base])
-
-    def _read_pieces(self, episode_id: int, ids: Array, sizes: Array, checksums: Array) -> Iterator[list[bytes]]:
-        piece_of = np.cumsum(sizes) // _PIECE_BYTES
-        for piece in np.unique(piece_of):
-            data = self._store.read(ids[piece_of == piece])
-            whole = [chunk for chunk in data if chunk is not None]
-            if len(whole) < len(data):
-                raise NotFoundError(f"episode {episode_id}: steps of it were removed while it was read")
-            for chunk, expected, chunk_id in zip(whole, checksums[piece_of == piece], ids[piece_of == piece], strict=True):
-                if checksum_of(chunk) != int(expected):
-                    raise ChunkCorruptError(f"episode {episode_id}: chunk {chunk_id} is another one than the index says")
-            yield whole
-
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def resize_cache(self, recent_bytes: int, faulted_bytes: int) -> None:
@@ -373,8 +318,14 @@ class Table:
             self._core.cache.resize(recent_bytes, faulted_bytes)
             self._core.index.forget_locations()
 
+    def end_waits(self) -> None:
+        """Lets in only what the limiter lets in at once, from now on: the store is about to be closed."""
+        with self._changed:
+            self._core.ending = True
+            self._changed.notify_all()
+
     def close(self, reason: ReplayError) -> None:
         """Ends the table: every call from now on, and every one that waits, raises `reason`."""
-        with self._changed:
+        with self._core.state_lock, self._changed:  # so that no state file is written after this
             self._core.closed = reason
             self._changed.notify_all()

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from replaysvc.checks import check_number
+from replaysvc.chunk_steps import choose_chunk_steps
 from replaysvc.errors import InvalidRequestError, ReplayError
 from replaysvc.index.episode_records import forget_lost
 from replaysvc.index.table_index import DELETED
@@ -17,7 +18,6 @@ from replaysvc.table.committer import Committer
 from replaysvc.table.core import Core
 from replaysvc.table.removal import remove_episodes, remove_excess
 from replaysvc.types import Array
-from replaysvc.writer import choose_chunk_steps
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +73,20 @@ class Upkeep:
         if core.config.remover is Remover.OLDEST_STEPS and core.config.capacity_episodes is None and not core.has_holes:
             return True  # steps go one by one, and a restart removes those anew that come back
         try:
-            with core.state_lock:
-                with core.changed:
-                    state = sampler_state.take(core)
-                core.store.write_states(state.pack())
-                self._saved = state.main
+            self._save_removed()
         except ReplayError as error:
             log.error("table %s: no space is given back, since what was removed cannot be noted: %s", core.name, error)
             return False
         return True
+
+    def _save_removed(self) -> None:
+        """Saves what was removed, and all else but the priorities. Raises CapacityError, StorageError."""
+        core = self._core
+        with core.state_lock:
+            with core.changed:
+                state = sampler_state.take(core)
+            core.store.write_states(state.pack())
+            self._saved = state.main
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
@@ -90,10 +95,7 @@ class Upkeep:
           InvalidRequestError: one is open, and `open_episodes` is not set; or no id at all.
         """
         ids = np.unique([check_number("episode_ids", number, 0, (1 << 63) - 1) for number in episode_ids]).astype(np.int64)
-        deleted = int(self._committer.run(lambda: self._delete(ids, open_episodes)))
-        if deleted:  # there is room now for steps that capacity removed: a restart must not let them in again
-            self.save_state()
-        return deleted
+        return int(self._committer.run(lambda: self._delete(ids, open_episodes)))
 
     def _delete(self, ids: Array, open_episodes: bool) -> int:
         core = self._core
@@ -109,6 +111,8 @@ class Upkeep:
                 )
         if not ids.size:
             return 0
+        if core.config.bounded:  # there will be room for steps that capacity removed: a restart must not let them in again
+            self._save_removed()
         core.store.delete_episodes(ids)
         gone = set(ids.tolist())
         with core.changed:

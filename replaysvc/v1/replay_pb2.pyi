@@ -60,14 +60,16 @@ class CreateTableRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., signature_json: _Optional[str] = ..., config_json: _Optional[str] = ..., exist_ok: bool = ...) -> None: ...
 
 class TableInfo(_message.Message):
-    __slots__ = ("name", "signature_json", "config_json")
+    __slots__ = ("name", "signature_json", "config_json", "uuid")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_JSON_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
     name: str
     signature_json: str
     config_json: str
-    def __init__(self, name: _Optional[str] = ..., signature_json: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+    uuid: str
+    def __init__(self, name: _Optional[str] = ..., signature_json: _Optional[str] = ..., config_json: _Optional[str] = ..., uuid: _Optional[str] = ...) -> None: ...
 
 class CreateTableResponse(_message.Message):
     __slots__ = ("table",)
@@ -108,18 +110,20 @@ class DeleteTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("table", "session_id", "actor", "epoch", "open_episodes")
+    __slots__ = ("table", "session_id", "actor", "epoch", "open_episodes", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
     actor: str
     epoch: int
     open_episodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -136,7 +140,7 @@ class AppendChunk(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
-    __slots__ = ("table", "session_id", "actor", "chunks", "urgent", "epoch", "open_episodes")
+    __slots__ = ("table", "session_id", "actor", "chunks", "urgent", "epoch", "open_episodes", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +148,7 @@ class AppendRequest(_message.Message):
     URGENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     session_id: bytes
     actor: str
@@ -151,7 +156,8 @@ class AppendRequest(_message.Message):
     urgent: bool
     epoch: int
     open_episodes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., session_id: _Optional[bytes] = ..., actor: _Optional[str] = ..., chunks: _Optional[_Iterable[_Union[AppendChunk, _Mapping]]] = ..., urgent: bool = ..., epoch: _Optional[int] = ..., open_episodes: _Optional[_Iterable[int]] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class AppendResponse(_message.Message):
     __slots__ = ("last_sequence",)
@@ -256,7 +262,7 @@ class Episodes(_message.Message):
     def __init__(self, max_steps: _Optional[int] = ..., gamma: _Optional[float] = ..., open_episodes: bool = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta", "batches", "region")
+    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta", "batches", "region", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +274,7 @@ class SampleRequest(_message.Message):
     BETA_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     batch_size: int
     sampler: str
@@ -279,7 +286,8 @@ class SampleRequest(_message.Message):
     beta: float
     batches: int
     region: bytes
-    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ..., batches: _Optional[int] = ..., region: _Optional[bytes] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ..., batches: _Optional[int] = ..., region: _Optional[bytes] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class ColumnHeader(_message.Message):
     __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at", "shared")
@@ -328,16 +336,18 @@ class SampleResponse(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ...) -> None: ...
 
 class UpdatePrioritiesRequest(_message.Message):
-    __slots__ = ("table", "sampler", "positions", "priorities")
+    __slots__ = ("table", "sampler", "positions", "priorities", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     sampler: str
     positions: bytes
     priorities: bytes
-    def __init__(self, table: _Optional[str] = ..., sampler: _Optional[str] = ..., positions: _Optional[bytes] = ..., priorities: _Optional[bytes] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., sampler: _Optional[str] = ..., positions: _Optional[bytes] = ..., priorities: _Optional[bytes] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class UpdatePrioritiesResponse(_message.Message):
     __slots__ = ("applied", "ignored")
@@ -348,26 +358,30 @@ class UpdatePrioritiesResponse(_message.Message):
     def __init__(self, applied: _Optional[int] = ..., ignored: _Optional[int] = ...) -> None: ...
 
 class SetLimiterRequest(_message.Message):
-    __slots__ = ("table", "limiter_json")
+    __slots__ = ("table", "limiter_json", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LIMITER_JSON_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     limiter_json: str
-    def __init__(self, table: _Optional[str] = ..., limiter_json: _Optional[str] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., limiter_json: _Optional[str] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class SetLimiterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DeleteEpisodesRequest(_message.Message):
-    __slots__ = ("table", "episode_ids", "open_episodes")
+    __slots__ = ("table", "episode_ids", "open_episodes", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     EPISODE_IDS_FIELD_NUMBER: _ClassVar[int]
     OPEN_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     episode_ids: _containers.RepeatedScalarFieldContainer[int]
     open_episodes: bool
-    def __init__(self, table: _Optional[str] = ..., episode_ids: _Optional[_Iterable[int]] = ..., open_episodes: bool = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., episode_ids: _Optional[_Iterable[int]] = ..., open_episodes: bool = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class DeleteEpisodesResponse(_message.Message):
     __slots__ = ("deleted",)
@@ -376,10 +390,12 @@ class DeleteEpisodesResponse(_message.Message):
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class TableStatsRequest(_message.Message):
-    __slots__ = ("table",)
+    __slots__ = ("table", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
-    def __init__(self, table: _Optional[str] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class TableStatsResponse(_message.Message):
     __slots__ = ("stats_json",)
@@ -388,18 +404,20 @@ class TableStatsResponse(_message.Message):
     def __init__(self, stats_json: _Optional[str] = ...) -> None: ...
 
 class ListEpisodesRequest(_message.Message):
-    __slots__ = ("table", "limit", "before_id", "actor", "closed_only")
+    __slots__ = ("table", "limit", "before_id", "actor", "closed_only", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     CLOSED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     limit: int
     before_id: int
     actor: str
     closed_only: bool
-    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("episode_id", "actor", "length", "first_step", "terminated", "truncated", "closed", "policy_version", "started_at_s", "metadata_json", "end_reason")
@@ -435,24 +453,28 @@ class ListEpisodesResponse(_message.Message):
     def __init__(self, episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
 
 class ReadEpisodeRequest(_message.Message):
-    __slots__ = ("table", "episode_id", "start", "stop")
+    __slots__ = ("table", "episode_id", "start", "stop", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     episode_id: int
     start: int
     stop: int
-    def __init__(self, table: _Optional[str] = ..., episode_id: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., episode_id: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class ReadEpisodeResponse(_message.Message):
-    __slots__ = ("chunks", "truncated")
+    __slots__ = ("chunks", "truncated", "start")
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     chunks: _containers.RepeatedScalarFieldContainer[bytes]
     truncated: bool
-    def __init__(self, chunks: _Optional[_Iterable[bytes]] = ..., truncated: bool = ...) -> None: ...
+    start: int
+    def __init__(self, chunks: _Optional[_Iterable[bytes]] = ..., truncated: bool = ..., start: _Optional[int] = ...) -> None: ...
 
 class PutParamsRequest(_message.Message):
     __slots__ = ("name", "version", "piece", "size")
@@ -511,10 +533,12 @@ class SnapshotResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class CompactRequest(_message.Message):
-    __slots__ = ("table",)
+    __slots__ = ("table", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
-    def __init__(self, table: _Optional[str] = ...) -> None: ...
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class CompactResponse(_message.Message):
     __slots__ = ("freed_bytes",)

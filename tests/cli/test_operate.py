@@ -66,8 +66,8 @@ def test_fsck_of_damage_ends_with_2_then_with_1_when_it_is_repaired_then_with_0(
 
 def test_fsck_of_what_cannot_be_checked_ends_with_3(tmp_path, replaysvc):
     done = replaysvc("fsck", "absent")
-    assert (done.returncode, done.stdout) == (
-        3, f"cannot check: store {tmp_path}/absent: expected a store or a snapshot, found nothing\n"
+    assert (done.returncode, done.stdout, done.stderr) == (
+        3, "", f"replaysvc: cannot check: store {tmp_path}/absent: expected a store or a snapshot, found nothing\n"
     )  # fmt: skip
     with ServiceProcess(tmp_path / "store"):
         done = replaysvc("fsck", "store", "--repair", "--json")
@@ -153,7 +153,7 @@ def test_what_is_no_snapshot_or_already_there_is_refused(store, tmp_path, refuse
 def test_service_without_a_directory_for_snapshots_refuses_them(tmp_path, refused):
     with ServiceProcess(tmp_path / "store") as service:
         status, sentence = refused("snapshot", service.address, "monday")
-    assert (status, "has no snapshot_dir" in sentence) == (5, True)
+    assert (status, "has no snapshot_dir (`serve --snapshot-dir`)" in sentence) == (5, True)
 
 
 # -- compact --------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def test_refusal_of_an_address_is_that_of_the_command(tmp_path, refused):
 
 
 @pytest.mark.parametrize("options", [(), TLS, TOKENS], ids=["none", "tls", "tokens"])
-def test_insecure_opens_an_address_with_a_warning_in_the_log_and_beside_it(tmp_path, secrets, options):
+def test_insecure_opens_an_address_with_one_warning_whatever_is_logged(tmp_path, secrets, options):
     with ServiceProcess(
         tmp_path / "store", "--host", "0.0.0.0", "--insecure", "--log-level", "error", *filled(options, secrets)
     ) as service:
@@ -122,7 +122,7 @@ def test_insecure_opens_an_address_with_a_warning_in_the_log_and_beside_it(tmp_p
     assert log.startswith(f"replaysvc: WARNING: 0.0.0.0:{service.port} is open to whoever reaches it: ")
     assert log.endswith(" (--insecure)\n")
     with ServiceProcess(tmp_path / "store", "--host", "0.0.0.0", "--insecure", *filled(options, secrets)) as service:
-        assert service.log.read_text().count(f"0.0.0.0:{service.port} is open to whoever reaches it: ") == 2
+        assert service.log.read_text().count(f"0.0.0.0:{service.port} is open to whoever reaches it: ") == 1
 
 
 @pytest.mark.parametrize("options", [TLS + TOKENS, TLS + CLIENT_CA, TLS + CLIENT_CA + TOKENS], ids=["tokens", "ca", "both"])
@@ -171,16 +171,49 @@ def test_commands_show_tokens_and_are_told_what_is_wrong_with_them(tmp_path, sec
         assert refused("tables", target, token_file="guess.token", tls_ca=ca) == unknown
         assert refused("tables", target, tls_ca=ca) == (5, "authorization: expected a token, found none")
         status, sentence = refused("tables", target, token_file="b.token")
-        assert (status, sentence.partition(":")[0]) == (4, "the server at localhost")
-        assert "speaks TLS" in sentence
+        assert (status, sentence) == (4, f"the server at {target} speaks TLS: give --tls-ca")
+        status, sentence = refused("tables", target, tls_ca=make_ca(tmp_path, "other"), token_file="b.token")
+        assert (status, sentence) == (4, f"the certificate of the server at {target} is not signed by a CA in --tls-ca")
     assert refused("tables", target, token_file="absent") == (
         2, "option --token-file: absent cannot be read: No such file or directory"
     )  # fmt: skip
+    assert refused("tables", "192.0.2.1:1", token_file="b.token") == (
+        2, "option --token-file: expected --tls-ca with it, since the host is not this machine, found no tls"
+    )  # fmt: skip
+    for option in ("--tls-key", "--tls-certificate", "--tls-ca"):
+        status, sentence = refused("tables", target, option, "b.token")
+        assert (status, sentence.partition(":")[0], "tls." in sentence) == (2, f"option {option}", False)
+    status, sentence = refused("tables", target, "--tls-key", secrets / "ca.key")
+    assert (status, sentence.partition(":")[0]) == (2, "options --tls-key and --tls-certificate")
     (tmp_path / "two.token").write_text(f"{secret} {secret}\n")
     status, sentence = refused("tables", target, token_file="two.token")
     assert status == 2
     assert sentence.startswith("token: expected 1 to 1024 printable ASCII characters")
     assert secret not in sentence
+
+
+def test_service_that_wants_a_client_certificate_says_which_options_give_it(tmp_path, secrets, refused):
+    with ServiceProcess(tmp_path / "store", *filled(TLS + CLIENT_CA, secrets)) as service:
+        target = f"localhost:{service.port}"
+        assert refused("tables", target, tls_ca=secrets / "ca.pem") == (
+            4, f"the server at {target} asks for a client certificate, found none; give --tls-certificate and --tls-key"
+        )  # fmt: skip
+
+
+def test_tokens_file_without_tokens_is_warned_of(tmp_path):
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(0o600)
+    with ServiceProcess(tmp_path / "store", "--tokens-file", str(tokens)) as service:
+        assert f"tokens file {tokens}: 0 tokens: nobody may call" in service.log.read_text()
+
+
+@pytest.mark.parametrize("inside", ["store", "store/snapshots", "store/../store/x"])
+def test_snapshots_within_the_store_are_refused_at_the_start(tmp_path, refused, inside):
+    status, sentence = refused("serve", "--data", "store", "--port", "0", "--snapshot-dir", inside)
+    assert (status, sentence) == (
+        2, f"setting snapshot_dir: expected a directory outside of the store store, found {inside}"
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_commands_show_is_no_setting_of_the_service(tmp_path, monkeypatch):
@@ -268,7 +301,7 @@ def test_store_of_another_format_is_refused_and_kept(tmp_path, refused):
     before = content(tmp_path / "store")
     status, sentence = refused("serve", "--data", "store", "--port", "0")
     assert status == 3
-    assert sentence == f"store {tmp_path}/store: expected format version 2, found 999"
+    assert sentence == f"store {tmp_path}/store: expected format version 3, found 999"
     assert content(tmp_path / "store") == before
 
 

@@ -142,6 +142,32 @@ def test_writer_that_comes_back_is_refused_and_another_goes_on(door, monkeypatch
     monkeypatch.undo()
     write_episodes(table, [2], actor="paused")
     assert [(record.length, record.end_reason) for record in table.episodes()] == [(2, ""), (1, "lost_actor")]
+    for call in (lambda: writer.begin(0), lambda: writer.append(2, 20.0, 3), writer.flush):
+        with pytest.raises(WriterFencedError, match="new writer"):
+            call()
+    writer.abandon()
+    with pytest.raises(WriterFencedError):  # a step of it was not stored
+        writer.close()
+    writer.close()
+
+
+def test_writer_learns_of_its_end_without_a_flush(door, monkeypatch):
+    """Whatever call comes next is refused: a writer that has room for more steps would else take them for nothing."""
+    table = make_table(door, lease_s=LEASE_S, flush_interval_s=0.01)
+    writer = table.writer(actor="paused")
+    writer.begin(0)
+    writer.append(0, 0.0, 1)
+    writer.flush()
+    monkeypatch.setattr(type(writer), "open_episode", None)
+    wait_until(lambda: lost(table) == 1)
+    monkeypatch.undo()
+    with pytest.raises(WriterFencedError):  # noqa: PT012 - the first step is sent when it is due, and refused then
+        for t in range(2):
+            writer.append(1 + t, 10.0, 2 + t)
+            wait_until(lambda: writer.open_episode is None)
+    writer.abandon()
+    with pytest.raises(WriterFencedError):
+        writer.begin(0)
     with pytest.raises(WriterFencedError):
         writer.close()
 
@@ -172,6 +198,43 @@ def test_newer_writer_of_an_actor_takes_over_from_the_older_one(door):
         old.close()
 
 
+def test_writer_with_an_epoch_takes_over_before_it_begins_an_episode(door):
+    table = make_table(door)
+    old = table.writer(actor="a", epoch=1)
+    old.begin(0)
+    old.append(0, 0.0, 1)
+    old.flush()
+    with table.writer(actor="a", epoch=2):
+        wait_until(lambda: lost(table) == 1)
+    (record,) = table.episodes()
+    assert (record.length, record.truncated, record.end_reason) == (1, True, "lost_actor")
+    old.append(1, 10.0, 2)
+    with pytest.raises(WriterFencedError, match="expected epoch 2 or a larger one, found 1.*new writer"):
+        old.flush()
+    with pytest.raises(WriterFencedError):
+        old.close()
+
+
+def test_writer_that_is_closed_without_steps_has_taken_over(door):
+    table = make_table(door)
+    old = table.writer(actor="a", epoch=1)
+    old.begin(0)
+    old.append(0, 0.0, 1)
+    old.flush()
+    table.writer(actor="a", epoch=2).close()
+    assert lost(table) == 1
+    old.close()  # all that it was given is stored
+
+
+def test_error_within_the_block_of_a_fenced_writer_is_noted_once(door):
+    table = make_table(door)
+    with pytest.raises(WriterFencedError) as caught, table.writer(actor="a", epoch=1) as old:  # noqa: PT012 - its end, too
+        write_episode(old, 1, end="open")
+        table.writer(actor="a", epoch=2).close()
+        old.flush()
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_writers_of_one_epoch_live_side_by_side_and_those_without_one_too(door):
     table = make_table(door)
     with table.writer(actor="a", epoch=3) as one, table.writer(actor="a", epoch=3) as two, table.writer(actor="a") as three:
@@ -194,6 +257,19 @@ def test_older_epoch_is_refused_after_a_newer_one_has_written(door):
     assert table.stats().episodes == 1
     with table.writer(actor="other", epoch=0) as writer:
         write_episode(writer, 1)
+
+
+def test_earlier_life_of_an_actor_is_refused_whatever_it_calls(door):
+    table = make_table(door, flush_interval_s=3600)
+    old = table.writer(actor="a", epoch=1)
+    write_episode(old, 1, end="open")
+    table.writer(actor="a", epoch=2).close()
+    for call in (old.flush, lambda: old.begin(0), lambda: old.append(0, 0.0, 1), old.flush):
+        with pytest.raises(WriterFencedError, match="new writer"):
+            call()
+    old.abandon()
+    with pytest.raises(WriterFencedError):
+        old.close()
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, (1 << 62) + 1])

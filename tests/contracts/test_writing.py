@@ -224,8 +224,11 @@ def test_partly_removed_episode_names_its_first_stored_step(door):
     record = table.episodes()[0]
     assert (record.length, record.first_step, record.return_) == (40, 25, 7800.0)
     assert table.read_episode(0, record.first_step)["action"].tolist() == list(range(25, 40))
+    whole = table.read_episode(0)
+    assert (whole["action"].tolist(), whole["observation"].tolist()) == (list(range(25, 40)), list(range(25, 41)))
+    assert table.read_episode(0, stop=30)["action"].tolist() == list(range(25, 30))
     with pytest.raises(InvalidRequestError, match=r"\[25, 40\)"):
-        table.read_episode(0)
+        table.read_episode(0, 0)
 
 
 def test_stats_count_what_happened(door):

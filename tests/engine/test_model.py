@@ -5,8 +5,11 @@
 
 import shutil
 import tempfile
+from collections import Counter
 from copy import deepcopy
 from pathlib import Path
+from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,10 +17,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from replaysvc import Limiter, StoreConfig, Transitions
+from replaysvc import Limiter, StoreConfig, TableConfig, Transitions
 from replaysvc.errors import InvalidRequestError, NotFoundError, NotReadyError, WaitTimeoutError, WriterFencedError
 from replaysvc.replay import Replay
 from replaysvc.storage import System
+from replaysvc.storage.segment import Segment
 from tests.engine.model import Model
 from tests.engine.model_inputs import (
     PRIORITIZED,
@@ -47,6 +51,28 @@ def same(first, second):
     return first == second
 
 
+class Counting(System):
+    """Counts how often a process of this test came to each crash point."""
+
+    seen: ClassVar = Counter()
+
+    def crashpoint(self, name):
+        self.seen[name] += 1
+
+    def link(self, source, target):
+        self.copy(source, target)  # a snapshot is opened beside its store here, which one process cannot do with shared files
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_segments():
+    """Ends segments after a few commits, long before they are full, so that some are removed, compacted and merged."""
+    full = property(lambda segment: segment.used_bytes >= 76 << 10)
+    with mock.patch.object(TableConfig, "full_segment_bytes", 1 << 18), mock.patch.object(Segment, "full", full):
+        yield
+    for point in ("remove.after_rename", "compact.renamed", "merge.renamed"):
+        assert Counting.seen[point] > 0, point
+
+
 class Actor:
     """A writer, the episode that it writes, and the steps of it that are not committed yet."""
 
@@ -73,7 +99,7 @@ class StoreAndModel(RuleBasedStateMachine):
         self.write(writes=first, together=False)
 
     def open_store(self, path):
-        system = System()
+        system = Counting()
         system.time = lambda: self.now_s
         return Replay(path, SMALL, system=system, rng=np.random.default_rng(5))
 

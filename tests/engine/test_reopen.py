@@ -1,5 +1,6 @@
 """What a store is after it was closed, or left by a dead process, and opened again."""
 
+import errno
 import json
 import os
 import signal
@@ -251,8 +252,6 @@ class FullDisk(System):
 
     def crashpoint(self, name):
         if self.full and name == "append.before_commit":
-            import errno
-
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -276,6 +275,38 @@ def test_full_disk_refuses_appends_serves_samples_and_recovers(tmp_path, monkeyp
         writer.close()
         assert table.stats().steps == 11
         assert table.read_episode(1)["action"].tolist() == list(range(6))
+
+
+def test_deletion_before_which_nothing_can_be_noted_is_refused_and_deletes_nothing(tmp_path):
+    """What capacity removed must be on the disk before there is room for it again, so that a restart leaves it out."""
+    from replaysvc.errors import CapacityError
+
+    class Full(System):
+        full = False
+
+        def write_file(self, path, data):
+            if self.full and "state-" in path.name:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write_file(path, data)
+
+    disk = Full()
+    with Replay(tmp_path / "s", StoreConfig(state_interval_s=3600), system=disk) as replay:
+        table = replay.create_table("t", SCALARS, TableConfig(capacity_steps=12))
+        write_episodes(table, [5, 5, 5])  # of the first, three steps are removed
+        disk.full = True
+        with pytest.raises(CapacityError, match="No space left"):
+            table.delete_episodes([1])
+        assert [record.episode_id for record in table.episodes()] == [2, 1, 0]
+        assert table.stats().steps == 12
+        disk.full = False
+        assert table.delete_episodes([1]) == 1
+        disk.full = True  # nothing more is needed
+        assert table.stats().steps == 7
+    disk.full = False
+    with Replay(tmp_path / "s") as replay:
+        table = replay.table("t")
+        assert [(r.episode_id, r.first_step) for r in table.episodes()] == [(2, 0), (0, 3)]
+        assert table.stats().steps == 7
 
 
 def test_store_that_cannot_be_loaded_is_given_free_again(tmp_path):

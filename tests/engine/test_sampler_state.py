@@ -40,10 +40,10 @@ def test_priorities_of_more_than_one_block_are_saved_apart(replay, tmp_path):
     table.update_priorities([5, 66_000], [3, 4])
     table._engine.save_state()
     states = replay._store.path / "tables" / "t" / "state"
-    before = {path.name: path.stat().st_mtime_ns for path in states.iterdir()}
+    before = {path.name: path.stat().st_ino for path in states.iterdir()}
     table.update_priorities([69_999], [9])
     table._engine.save_state()
-    changed = {path.name for path in states.iterdir() if before.get(path.name) != path.stat().st_mtime_ns}
+    changed = {path.name for path in states.iterdir() if before.get(path.name) != path.stat().st_ino}
     assert changed == {"sampling", "holes", "priorities.prioritized.1"}
     with crash_copy(replay, tmp_path / "copy") as after:
         found = leaves(after.table("t"), 70_000)

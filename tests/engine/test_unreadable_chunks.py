@@ -5,11 +5,11 @@ import shutil
 import pytest
 
 from replaysvc import StoreConfig, TableConfig
-from replaysvc.errors import CapacityError, NotFoundError, StorageError, UnavailableError
+from replaysvc.errors import CapacityError, ChunkCorruptError, NotFoundError, StorageError, UnavailableError
 from replaysvc.replay import Replay
 from replaysvc.storage import System
 from replaysvc.storage.segment import Segment
-from tests.builders import SCALARS, write_episode, write_episodes
+from tests.builders import SCALARS, open_door, write_episode, write_episodes
 from tests.engine.test_reopen import corrupt
 
 STEPS = set(range(20))
@@ -81,6 +81,25 @@ def test_damaged_chunk_is_left_out_at_once_after_a_restart(path, monkeypatch):
         with table.writer() as writer:
             write_episode(writer, 3)
         assert table.stats().next_position == 23
+
+
+@pytest.mark.parametrize("kind", ["embedded", "client"])
+def test_episode_with_damage_in_its_middle_is_read_around_it(path, kind):
+    corrupt(path, "t", 1)
+    corrupt(path, "t", 2)
+    with open_door(kind, path) as door:
+        table = door.table("t")
+        for _ in range(3):  # the first that looks, finds one; the second, the other
+            with pytest.raises(ChunkCorruptError, match="damaged") as caught:
+                table.read_episode(0)
+        expected = r"episode 0: steps 5 to 14 are damaged; [0, 5) and [15, 20) can be read"
+        assert str(caught.value) == expected
+        with pytest.raises(ChunkCorruptError, match="steps 5 to 14 are damaged"):
+            table.read_episode(0, 3, 6)
+        assert table.read_episode(0, 0, 5)["action"].tolist() == list(range(5))
+        assert table.read_episode(0, 15)["action"].tolist() == list(range(15, 20))
+        with pytest.raises(NotFoundError):
+            table.read_episode(1)
 
 
 def test_chunk_that_ends_an_episode_may_be_damaged_and_the_episode_has_ended(path):

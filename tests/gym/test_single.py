@@ -10,9 +10,11 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import Autoreset, TimeLimit
 
 from replay_client.gym import RecordToReplay
-from replaysvc import FieldSpec, Signature, Transitions
-from replaysvc.errors import InvalidRequestError, SpecMismatchError, UnavailableError
+from replaysvc import FieldSpec, Signature, TableConfig, Transitions
+from replaysvc.errors import InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError, WriterFencedError
+from replaysvc.writer import Writer
 from tests.gym.loops import REAL, Counting, Episode, assert_stored, draw_actions, lossless, make, play
+from tests.waiting import wait_until
 
 LOG_PROB = {"log_prob": FieldSpec("log_prob", (), np.float32)}
 
@@ -107,8 +109,8 @@ def test_an_environment_is_closed_even_if_its_steps_cannot_be_stored(replay):
     inner.close = lambda: closed.append(True)
     env = RecordToReplay(inner, replay.create_table("t", lossless(inner)))
     run(env, [1])
-    replay.close()
-    with pytest.raises(UnavailableError):
+    replay.delete_table("t")
+    with pytest.raises(NotFoundError):
         env.close()
     assert closed == [True]
 
@@ -300,3 +302,48 @@ def test_dict_actions_are_stored_by_key(replay):
 def test_the_client_does_not_import_gymnasium():
     program = "import sys, replay_client; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+
+
+def lose_episode(table, env, monkeypatch):
+    """Makes the episode that `env` records end since nothing is heard of its writer, as if its process were stopped."""
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Writer, "open_episode", None)
+        wait_until(lambda: table.stats().lost_actor_episodes_total)
+
+
+def test_recording_goes_on_with_a_new_writer_after_a_pause_longer_than_the_lease(door, monkeypatch, caplog):
+    table = door.create_table("t", lossless(Counting()), TableConfig(lease_s=1, flush_interval_s=3600))
+    env = RecordToReplay(Counting((5, 2)), table, actor="a", metadata={"seed": 1})
+    env.reset()
+    env.step(0)
+    env.flush()
+    lose_episode(table, env, monkeypatch)
+    env.step(1)
+    with pytest.raises(WriterFencedError):  # this step is not stored, as it was asked for
+        env.flush()
+    for action in (2, 3, 4):
+        env.step(action)
+    run(env, [5, 6])
+    env.close()
+    newest, rest, lost = table.episodes(actor="a")
+    assert (lost.length, lost.end_reason) == (1, "lost_actor")
+    assert (rest.length, rest.terminated, rest.metadata) == (3, True, {"seed": 1})
+    assert table.read_episode(rest.episode_id)["observation"].tolist() == [2, 3, 4, 5]
+    assert (newest.length, newest.terminated) == (2, True)
+    (warning,) = [record for record in caplog.records if record.name.startswith("replay_client.gym")]
+    assert "episode 0 was ended as truncated" in warning.getMessage()
+
+
+def test_reset_after_a_pause_longer_than_the_lease_begins_with_a_new_writer(door, monkeypatch):
+    table = door.create_table("t", lossless(Counting()), TableConfig(lease_s=1, flush_interval_s=3600))
+    env = RecordToReplay(Counting((5, 2)), table)
+    env.reset()
+    env.step(0)
+    env.flush()
+    lose_episode(table, env, monkeypatch)
+    env.step(1)
+    with pytest.raises(WriterFencedError):
+        env.flush()
+    run(env, [5, 6])
+    env.close()
+    assert [record.length for record in table.episodes()] == [2, 1]

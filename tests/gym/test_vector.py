@@ -1,5 +1,6 @@
 """RecordToReplayVector: every autoreset mode, every way in which a final observation is handed over."""
 
+import time
 from functools import partial
 
 import ale_py
@@ -11,9 +12,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.vector import DictInfoToList
 
-from replay_client.gym import RecordToReplayVector
-from replaysvc import FieldSpec, Signature, Transitions
-from replaysvc.errors import InvalidRequestError, SpecMismatchError, UnavailableError
+import replay_client
+from replay_client.gym import RecordToReplayVector, recording
+from replaysvc import ClientConfig, FieldSpec, Signature, Transitions
+from replaysvc.errors import InvalidRequestError, NotFoundError, SpecMismatchError, UnavailableError, WaitTimeoutError
+from replaysvc.rpc.server import Server
 from tests.gym.loops import REAL, Counting, Episode, assert_stored, draw_actions, lossless, make, makers, play
 
 MODES = list(AutoresetMode)
@@ -543,8 +546,8 @@ def test_the_environments_are_closed_even_if_their_steps_cannot_be_stored(replay
     recorded = RecordToReplayVector(envs, replay.create_table("t", lossless(envs)))
     recorded.reset()
     recorded.step(np.array([1, 2]))
-    replay.close()
-    with pytest.raises(UnavailableError):
+    replay.delete_table("t")
+    with pytest.raises(NotFoundError):
         recorded.close()
     assert envs.closed
 
@@ -566,3 +569,23 @@ def test_a_batch_with_fewer_rows_than_environments_is_refused(replay):
     with pytest.raises(SpecMismatchError, match="observation: expected 2 rows"):
         recorded.reset()
     recorded.close()
+
+
+def test_writers_of_a_vector_are_closed_within_the_time_of_one(replay, monkeypatch):
+    """The server is gone: each writer by itself would wait for as long."""
+    server = Server(replay, "127.0.0.1:0")
+    server.start()
+    client = replay_client.connect(f"127.0.0.1:{server.port}", config=ClientConfig(reconnect_timeout_s=60, call_timeout_s=0.5))
+    envs = counting(*[(99,)] * 8, mode=AutoresetMode.SAME_STEP)
+    recorded = RecordToReplayVector(envs, client.create_table("t", lossless(envs)))
+    monkeypatch.setattr(recording, "_CLOSE_S", 1.0)
+    recorded.reset()
+    recorded.flush()
+    server.stop(5.0)
+    recorded.step(np.zeros(8, np.int64))
+    began = time.monotonic()
+    with pytest.raises(WaitTimeoutError):
+        recorded.close()
+    assert time.monotonic() - began < 10
+    with pytest.raises(WaitTimeoutError):
+        client.close()

@@ -80,6 +80,17 @@ def test_unexpected_exception_tells_the_client_a_number_and_the_log_the_cause(cl
     assert "the secret inside" in str(record.exc_info[1])
 
 
+@pytest.mark.parametrize("peer", ["ipv6:%5B::1%5D:59758", "ipv6:[::1]:59758"])
+def test_peers_in_sentences_of_the_network_are_as_people_write_them(peer):
+    class Lost(grpc.RpcError):
+        code, trailing_metadata = (lambda _: grpc.StatusCode.UNAVAILABLE), (lambda _: ())
+
+        def details(self):
+            return f"failed to connect to {peer}"
+
+    assert str(error_of(Lost(), "[::1]:59758")) == "no server answers at [::1]:59758 (failed to connect to ipv6:[::1]:59758)"
+
+
 def test_error_midway_through_a_streamed_response_arrives(client, replay, monkeypatch):
     table = client.table("t")
 

@@ -66,6 +66,9 @@ class Asked:
         self.times += 1
         self.asked.set()
 
+    def finish(self, reason, timeout_s):
+        self.times += 1
+
     def end(self, reason):
         pass
 
@@ -82,7 +85,7 @@ def make_sender():
     senders = []
 
     def make(door, chunks, writer=None):
-        sender = Sender(door, "t", "actor", None, 120.0)
+        sender = Sender(door, "t", "actor", None, 120.0, "")
         senders.append((door, sender))
         for _ in range(chunks):
             sender.put(CHUNK, wait=False)

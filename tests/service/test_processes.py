@@ -1,6 +1,7 @@
 """Clients across forks, pickles and the ends of interpreters."""
 
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -156,6 +157,22 @@ def test_exception_that_ends_the_interpreter_loses_nothing(server_process, remot
     with pytest.raises(AssertionError, match="the agent broke"):
         run_script(HEAD + EXIT + "raise RuntimeError('the agent broke')", server_process.address)
     assert stored_lengths(remote.table("t")) == {0: 10, 1: 6}
+
+
+EXIT_WITHOUT_SERVER = """
+import signal, time
+table = client.create_table("t", SCALARS)
+for number in range(8):
+    write(table.writer(actor=f"a{number}"), number, 6, end=False)
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+print(time.monotonic())
+"""
+
+
+def test_interpreter_that_exits_without_a_server_waits_once_for_all_its_writers(server_process):
+    began = float(run_script(HEAD + EXIT_WITHOUT_SERVER, server_process.address, str(server_process.pid)))
+    assert time.monotonic() - began < 15  # each by itself waits for 5 s
+    server_process.kill()
 
 
 def test_client_and_table_survive_a_pickle(server_process, remote):

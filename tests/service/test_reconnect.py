@@ -9,10 +9,11 @@ import pytest
 
 import replay_client
 from replaysvc import ClientConfig, TableConfig
-from replaysvc.errors import UnavailableError, WaitTimeoutError
+from replaysvc.errors import UnavailableError, WaitTimeoutError, WriterFencedError
 from replaysvc.rpc.server import Server
 from tests.builders import SCALARS, write_episodes
 from tests.service.checks import stored_lengths, write_numbered
+from tests.waiting import wait_until
 
 SMALL_CHUNKS = TableConfig(chunk_steps=4)
 
@@ -43,6 +44,47 @@ def test_writer_rides_out_kills_and_every_step_is_stored_once(server_process, re
         restart.result()
         writer.flush(timeout_s=60)
     assert stored_lengths(table) == lengths
+
+
+def test_writer_with_an_epoch_that_is_made_during_an_outage_takes_over_when_the_server_is_back(server_process, remote):
+    table = remote.create_table("t", SCALARS, SMALL_CHUNKS)
+    with table.writer(actor="a", epoch=1) as old:
+        write_numbered(old, 0, 3, end="open")
+        old.flush()
+        server_process.kill()
+        new = table.writer(actor="a", epoch=2)  # does not wait
+        server_process.start()
+        wait_until(lambda: table.stats().lost_actor_episodes_total == 1)
+        new.close()
+
+
+def test_writer_with_an_epoch_that_writes_nothing_is_known_again_after_a_restart(server_process, remote):
+    """The server keeps epochs with what is written."""
+    table = remote.create_table("t", SCALARS, TableConfig(lease_s=1))
+
+    def is_refused():
+        try:
+            with replay_client.connect(server_process.address) as other:
+                other.table("t").writer(actor="a", epoch=1).close()
+        except WriterFencedError:
+            return True
+        return False
+
+    with table.writer(actor="a", epoch=2):
+        wait_until(is_refused)
+        server_process.restart()
+        wait_until(is_refused)
+
+
+def test_writer_with_an_epoch_that_is_closed_during_an_outage_says_that_nobody_heard_of_it(server_process):
+    config = ClientConfig(reconnect_timeout_s=0.2)
+    with replay_client.connect(server_process.address, config=config) as client:
+        table = client.create_table("t", SCALARS, SMALL_CHUNKS)
+        server_process.kill()
+        writer = table.writer(actor="a", epoch=2)
+        with pytest.raises(UnavailableError):
+            writer.close()
+        server_process.start()
 
 
 def test_flush_during_an_outage_waits_and_then_succeeds(server_process, remote, pool):

@@ -1,17 +1,22 @@
 """Writers behind a client: backpressure, the timer, errors that last, and many of them at once."""
 
+import itertools
+import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
+import grpc
 import numpy as np
 import pytest
 
 import replay_client
+from replay_client.connection import error_of
+from replay_client.sender import Sender
 from replaysvc import ClientConfig, FieldSpec, Signature, TableConfig
 from replaysvc.errors import (
     CapacityError,
     NotFoundError,
-    SequenceError,
     StorageError,
     UnavailableError,
     WaitTimeoutError,
@@ -272,8 +277,8 @@ def test_closing_the_client_while_the_server_is_away_ends_soon(server_process):
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), ValueError("a bug")])
 def test_bug_in_the_sender_is_told_to_its_writers(serve, connect, monkeypatch, error):
     client = connect(serve().address)
-    writer = client.create_table("t", SCALARS).writer()
-    sender = client.sender("t", "", None, 120.0)
+    table = client.create_table("t", SCALARS)
+    writer, sender = table.writer(), client.sender("t", table._uuid, "", None, 120.0)
 
     def failing():
         raise error
@@ -348,7 +353,135 @@ def test_a_writer_whose_table_another_client_made_anew_is_told_so(remote, server
         other.delete_table("t")
         other.create_table("t", SCALARS)
     write_episode(writer, 2, episode=1)
-    with pytest.raises(SequenceError, match="table t: it was deleted and made anew"):
+    with pytest.raises(NotFoundError, match=r"table t was deleted and made anew; get it again with table\('t'\)"):
         writer.flush()
     write_episodes(remote.table("t"), [3])
     assert remote.table("t").stats().steps == 3
+
+
+class Timer:
+    """Holds a sender's own thread with a part-filled chunk in its hands, between writer and queue, until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.held, self._go = threading.Event(), threading.Event()
+        put = Sender.put
+
+        def held(sender, chunk, **options):
+            if threading.current_thread().name.startswith("replaysvc-sender"):
+                self.held.set()
+                assert self._go.wait(60)
+            put(sender, chunk, **options)
+
+        monkeypatch.setattr(Sender, "put", held)
+
+    def let_go(self):
+        self._go.set()
+
+
+def test_closing_the_client_waits_for_the_chunk_that_its_timer_is_about_to_queue(serve, connect, replay, monkeypatch):
+    timer = Timer(monkeypatch)
+    client = connect(serve().address)
+    table = client.create_table("t", SCALARS, TableConfig(flush_interval_s=0.01))
+    write_numbered(table.writer(), 0, 3, end="open")
+    assert timer.held.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(client.close)
+        wait([closing], 0.3)  # it is not over before; one that did not wait for the timer would be
+        timer.let_go()
+        closing.result(60)
+    assert stored_lengths(replay.table("t")) == {0: 3}
+
+
+def test_closing_the_client_tells_of_steps_that_it_could_not_take_over(serve, connect, monkeypatch):
+    timer = Timer(monkeypatch)
+    client = connect(serve().address, call_timeout_s=0.3)
+    table = client.create_table("t", SCALARS, TableConfig(flush_interval_s=0.01))
+    writer = table.writer()
+    write_numbered(writer, 0, 3, end="open")
+    assert timer.held.wait(60)
+    with ThreadPoolExecutor(1) as pool:
+        appending = pool.submit(writer.append, 3, 0.0, 4)  # waits for the timer, too, and must not be taken afterwards
+        with pytest.raises(WaitTimeoutError, match="last 3 steps are not stored"):
+            client.close()
+        timer.let_go()
+        with pytest.raises(UnavailableError, match="client was closed"):
+            appending.result(60)
+
+
+def test_a_step_that_comes_while_the_client_is_closed_is_stored_or_refused(serve, connect, replay):
+    """Never taken and then forgotten: not even by a writer that closes while another thread is in it."""
+    client = connect(serve().address)
+    table = client.create_table("t", SCALARS, TableConfig(flush_interval_s=3600))
+    writers = [table.writer(actor=f"a{i}") for i in range(4)]
+    begun = threading.Barrier(len(writers) + 1)
+
+    def write(writer):
+        writer.begin(0)
+        begun.wait(60)
+        for t in itertools.count():
+            try:
+                writer.append(t, 0.0, t + 1)
+            except UnavailableError:
+                return t
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        writing = [pool.submit(write, writer) for writer in writers]
+        begun.wait(60)
+        client.close()
+        taken = [future.result(60) for future in writing]
+    stored = {record.actor: record.length for record in replay.table("t").episodes()}
+    assert stored == {f"a{i}": steps for i, steps in enumerate(taken) if steps}
+
+
+@pytest.mark.parametrize("reconnect_timeout_s", [0.2, 60.0])
+def test_closing_the_client_while_the_server_is_away_waits_once_for_all_its_writers(server_process, reconnect_timeout_s):
+    config = ClientConfig(call_timeout_s=2.0, reconnect_timeout_s=reconnect_timeout_s)
+    client = replay_client.connect(server_process.address, config=config)
+    table = client.create_table("t", SCALARS)
+    writers = [table.writer(actor=f"a{i}") for i in range(8)]
+    for number, writer in enumerate(writers):
+        write_numbered(writer, number, 3, end="open")
+        writer.flush()
+    server_process.kill()
+    for writer in writers:
+        writer.append(3, 0.0, 0)
+    began = time.monotonic()
+    with pytest.raises((UnavailableError, WaitTimeoutError)):
+        client.close()
+    assert time.monotonic() - began < 9  # each by itself waits for 2 s
+
+
+def test_more_senders_than_a_new_connection_may_have_calls_are_no_outage(serve, connect, caplog):
+    """Until it knows the server's limit, the connection sends them all, and the server refuses those beyond it unread."""
+    address = serve().address
+    table = connect(address).create_table("t", SCALARS)
+    client = connect(address)
+    late = client.table("t")
+    writers = [late.writer(actor=f"a{i}") for i in range(80)]
+    client.connection.close()  # so that their first calls are the first of a connection
+    with caplog.at_level(logging.WARNING, logger="replay_client"):
+        for number, writer in enumerate(writers):
+            write_numbered(writer, number, 2)
+        for writer in writers:
+            writer.flush(60)
+    assert table.stats().steps == 160
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_call_that_the_server_did_not_look_at_is_made_again_soon():
+    class Refused:
+        """As gRPC tells of HTTP/2's REFUSED_STREAM."""
+
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):
+            return "Received RST_STREAM with error code 7"
+
+        def trailing_metadata(self):
+            return ()
+
+    error = error_of(Refused(), "localhost:7777")
+    assert isinstance(error, UnavailableError)
+    assert 0 < error.retry_after_s < 1
+    assert "no server answers" not in str(error)

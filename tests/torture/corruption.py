@@ -210,7 +210,7 @@ def run(
     without_checksums: bool = False, only: int | None = None,
 ) -> Report:  # fmt: skip
     """Judges `count` cases, or case `only`. `without_checksums` switches the comparison of chunks' checksums off."""
-    report = Report("corruption", seed)
+    report = Report("corruption", seed, part=only is not None)
     options = {"kinds": kinds, "operations": operations, "without_checksums": without_checksums}
     by_kind: dict[str, Counter[str]] = {}
     cases = list(range(count)) if only is None else [only]

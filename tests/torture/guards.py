@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=sorted(SWITCHES), help="one guard")
     only = parser.parse_args().only
-    report = Report("guards", 0)
+    report = Report("guards", 0, part=only is not None)
     names = [only] if only else list(SWITCHES)
     seen: dict[str, str] = {}
     with progress_bar(len(names), "guards") as advance:

@@ -231,7 +231,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=tuple(HOSTILE), default=tuple(HOSTILE), help="kinds of hostile clients")
     parser.add_argument("--unguarded", action="store_true", help="switch the guards off, to see what they are for")
     options = parser.parse_args()
-    report = Report("hostile", options.seed)
+    report = Report("hostile", options.seed, part=set(options.only) != set(HOSTILE))
     plan = Plan(options.seconds, options.seed, tuple(options.only), options.scale, options.unguarded)
     with tempfile.TemporaryDirectory() as scratch:
         run(plan, Path(scratch), report)

@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(SCENARIOS), default=list(SCENARIOS))
     parser.add_argument("--directory", type=Path, help="where to work, kept afterwards; a temporary one if left out")
     options = parser.parse_args()
-    report = Findings("network", options.seed)
+    report = Findings("network", options.seed, part=set(options.only) != set(SCENARIOS))
     todo = [(name, number) for number in range(options.count) for name in options.only]
     with kills.scratch(options.directory) as directory, progress_bar(len(todo), "scenarios") as advance:
         for name, number in todo:

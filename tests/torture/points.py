@@ -185,12 +185,15 @@ class _Play:
             keep.update_priorities(batch.positions, np.full(256, 2.0))
             self._delete(keep, log, range(0, 18))
             self._delete(keep, log, range(4, 20))
+            self._write(keep, 8, 42)
+            self._delete(keep, log, range(6, 46))  # little is left of neighbours: they are merged
             self._snapshot(client)
             client.delete_table("side")
             log.write(kind="table", table="side", gone=True)
             self._write(keep, 3, 10)
             for more in range(4, 8):  # what was about to happen when the service ended need not come again by itself
-                if not self._every or {"compact.built", "compact.renamed"} <= set(self.ended_at):
+                wanted = {f"{what}.{how}" for what in ("compact", "merge") for how in ("built", "renamed")}
+                if not self._every or wanted <= set(self.ended_at):
                     break
                 self._write(keep, more, 40)
                 self._delete(keep, log, range(35))

@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Life:
             self._make(name, CAPACITIES[name])
         kinds = {
             self._write: 20, self._flush: 12, self._delete: 5, self._put_params: 2, self._limit: 1, self._make_and_drop: 1,
-            self._snapshot: 1, self._reopen: 1,
+            self._snapshot: 1, self._reopen: 1, self._thin_out: 1,
         }  # fmt: skip
         plan = self._chance.choices(list(kinds), list(kinds.values()), k=actions)
         for action in [*plan, *kinds]:
@@ -135,11 +136,18 @@ class Life:
         self._note("durable", done=True, table=name, episodes=episodes, **fact)
 
     def _delete(self) -> None:
+        self._delete_of(lambda durable: pick(self._chance, durable, self._chance.randint(1, 4)))
+
+    def _thin_out(self) -> None:
+        """Deletes most, and leaves something in every segment, so that neighbours come to be worth merging."""
+        self._delete_of(lambda durable: [number for place, number in enumerate(durable) if place % 5])
+
+    def _delete_of(self, choose: Callable[[list[int]], list[int]]) -> None:
         facts, there = self._facts.tables["sparse"], {}
         for record in self._table("sparse").episodes(limit=1000, closed_only=True):
             there[int(record.metadata["number"])] = record.episode_id
         durable = [number for number in there if facts.episodes[number].durably_ended]
-        numbers = pick(self._chance, durable, self._chance.randint(1, 4))
+        numbers = choose(durable)
         if numbers:
             self._note("delete", done=False, table="sparse", episodes=numbers)
             self._table("sparse").delete_episodes([there[number] for number in numbers])

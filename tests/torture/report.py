@@ -26,6 +26,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)  # whatever else is worth keeping: rates, peaks
+    part: bool = False  # whether only some of the cases were asked for: the file stays that of the last whole run
     began_s: float = field(default_factory=time.monotonic)
 
     def as_json(self) -> dict[str, Any]:
@@ -37,11 +38,14 @@ class Report:
         }  # fmt: skip
 
     def finish(self, path: Path | None = None) -> int:
-        """Prints a summary, writes `results/NAME.json` (or `path`), and returns the exit status: 1 if there is a violation."""
+        """Prints a summary, writes `results/NAME.json` of a whole run (or `path` of any), and returns the exit status: 1 if
+        there is a violation."""
         content = self.as_json()
-        path = path or RESULTS / f"{self.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        if path is None and not self.part:
+            path = RESULTS / f"{self.name}.json"
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content, indent=1) + "\n")
         print(f"{self.name}: seed {self.seed}, {content['seconds']} s, {len(self.violations)} violations")
         for name, count in content["counts"].items():
             print(f"  {name:<40} {count:>10,}")

@@ -1,10 +1,16 @@
 """I/O that fails, in small: `python -m tests.torture.io_faults` lets every call fail, one after the other."""
 
+import json
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from tests.torture.io_faults import KINDS, sessions, sweep
+from tests.torture.io_reopen import EPISODES, STEPS
 from tests.torture.report import Report
-from tests.torture.shim import Fault, in_memory, library
+from tests.torture.shim import Fault, environment, in_memory, library
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +41,18 @@ def test_without_a_compiler_there_is_an_error_that_says_what_is_needed(monkeypat
     with pytest.raises(RuntimeError, match="need a C compiler: install gcc or clang"):
         library()
     library.cache_clear()
+
+
+def test_no_call_that_fails_while_a_store_is_opened_makes_it_take_whole_segments_for_damaged():
+    with in_memory("test-io-reopen") as place:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.torture.io_reopen", str(place / "store")],
+            env=environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        shutil.rmtree(place / "store")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["segments"] >= 3
+    assert found["calls"] >= 20
+    assert len(found["raised"]) >= 10
+    assert (found["moved"], found["steps"]) == ([], EPISODES * STEPS)

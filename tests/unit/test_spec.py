@@ -1,5 +1,6 @@
 """Field specs and signatures: what is accepted, what is refused, and what a signature of an environment looks like."""
 
+import json
 import pickle
 
 import gymnasium as gym
@@ -76,6 +77,12 @@ def test_infinities_and_nan_pass_unless_finite_is_asked():
         {"dtype": "complex128"},
         {"shape": (-1,)},
         {"shape": (1 << 20, 1 << 20)},
+        {"shape": (1 << 40, 0)},
+        {"shape": (1 << 62, 0)},
+        {"shape": (0, 1 << 62)},
+        {"finite": 1},
+        {"finite": "x"},
+        {"shape": (3,), "ragged": 1},
         {"max_error": -1.0},
         {"max_error": float("nan")},
         {"dtype": "int8", "precision": Precision.FLOAT16},
@@ -84,6 +91,27 @@ def test_infinities_and_nan_pass_unless_finite_is_asked():
 def test_impossible_specs_are_refused(arguments):
     with pytest.raises(InvalidRequestError):
         FieldSpec(**({"name": "x", "shape": (), "dtype": "float32"} | arguments))
+
+
+def test_flags_are_plain_bools_so_that_the_hash_survives_the_disk():
+    for given in (np.True_, True):
+        signature = Signature(spec("float32", finite=given), spec("int8"))
+        assert signature.columns[0].finite is True
+        assert Signature.from_json(json.loads(json.dumps(signature.to_json()))).hash == signature.hash
+
+
+def test_trees_nest_32_levels_deep_and_no_deeper():
+    """What is read from the disk, or the wire, may not be deeper; so nothing deeper may be made."""
+    tree = spec("float32")
+    for _ in range(32):
+        tree = {"k": tree}
+    signature = Signature(tree, spec("int8"))
+    assert Signature.from_json(signature.to_json()) == signature
+    itself = {}
+    itself["k"] = itself
+    for deeper in ({"k": tree}, (tree,), itself):
+        with pytest.raises(SpecMismatchError, match="observation: expected at most 32 levels of nesting"):
+            Signature(deeper, spec("int8"))
 
 
 def test_precision_is_settled_by_the_signature():

@@ -5,16 +5,24 @@ that writes into its action does not change what is stored. Should a step be tak
 far as the table goes: nothing more is recorded of it, and the next `step` asks for a reset.
 """
 
+import contextlib
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replay_client.lifetimes import send_all
+from replaysvc.checks import check_timeout
+from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError, WriterFencedError
 from replaysvc.interface import Table
 from replaysvc.spec import FieldSpec, Signature, Tree, flatten, leaves
 from replaysvc.writer import Writer
 
+log = logging.getLogger(__name__)
+
+_CLOSE_S = 30.0  # how long `close` waits for all its writers
 FINAL_KEYS = ("final_obs", "final_observation", "terminal_observation")  # Gymnasium 1, Gymnasium 0.29, Stable-Baselines3
 
 Extras = Callable[[Any, Any], Mapping[str, Any]]
@@ -30,6 +38,9 @@ class Choice(NamedTuple):
 class Recorder:
     """Base of the wrappers. Belongs to the thread that steps the environment.
 
+    A writer that was refused, since its process was stopped for longer than a lease, say, is replaced by a new one in the
+    middle of what the environment does: the episode goes on as another one. A warning in the log tells it.
+
     extras: values of the signature's extras for the next step; a step uses them up. One that the function of the wrapper
       gives as well is taken from here.
     policy_version, episode_metadata: what the episodes that begin from now on are marked with.
@@ -39,6 +50,8 @@ class Recorder:
     policy_version: int
     episode_metadata: Mapping[str, Any] | None
     _writers: Sequence[Writer] = ()  # for a `close` of what was never made
+    _table: Table
+    _actors: Sequence[str]
     _signature: Signature
     _open: list[bool]  # which environments have an episode that the next step belongs to
     _extras_of: Extras | None
@@ -53,6 +66,7 @@ class Recorder:
     ) -> None:
         self.extras, self.policy_version, self.episode_metadata = None, policy_version, metadata
         self._extras_of, self._signature = extras, table.signature
+        self._table, self._actors = table, actors
         self._open = [False] * len(actors)
         writers: list[Writer] = []
         self._writers = writers
@@ -64,16 +78,20 @@ class Recorder:
             raise
 
     def flush(self, timeout_s: float = 30.0) -> None:
-        """Returns when every step recorded so far is durable. Raises as `Writer.flush` does."""
+        """Returns when every step recorded so far is durable. Raises as `Writer.flush` does; even so, recording can go on."""
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        send_all(self._writers)  # so that one wait is for all
         for writer in self._writers:
-            writer.flush(timeout_s)
+            writer.flush(max(0.0, deadline - time.monotonic()))
 
     def _close_writers(self) -> None:
-        """Flushes and closes every writer, also after one that fails; then raises the first failure."""
+        """Flushes and closes every writer, also after one that fails, within one timeout; then raises the first failure."""
         failed: Exception | None = None
+        deadline = time.monotonic() + _CLOSE_S
+        send_all(self._writers)
         for writer in self._writers:
             try:
-                writer.close()
+                writer.close(max(0.0, deadline - time.monotonic()))
             except Exception as error:
                 failed = failed or error
         if failed is not None:
@@ -83,7 +101,12 @@ class Recorder:
         """Starts an episode in environment `i`; one that is open is abandoned."""
         self._open[i] = False
         self._writers[i].abandon()
-        self._writers[i].begin(observation, metadata=self.episode_metadata, policy_version=self.policy_version)
+        marks: dict[str, Any] = {"metadata": self.episode_metadata, "policy_version": self.policy_version}
+        try:
+            self._writers[i].begin(observation, **marks)
+        except WriterFencedError as error:
+            self._replace(i, error)
+            self._writers[i].begin(observation, **marks)
         self._open[i] = True
 
     def _begin_all(self, observations: Any) -> None:
@@ -93,10 +116,24 @@ class Recorder:
 
     def _append(self, i: int, choice: Choice, reward: Any, next_observation: Any, terminated: bool, truncated: bool) -> None:
         self._open[i] = False
-        self._writers[i].append(
-            choice.action, reward, next_observation, terminated=terminated, truncated=truncated, extras=choice.extras
-        )
+        step = (choice.action, reward, next_observation)
+        flags: dict[str, Any] = {"terminated": terminated, "truncated": truncated, "extras": choice.extras}
+        try:
+            self._writers[i].append(*step, **flags)
+        except WriterFencedError as error:
+            refused = self._replace(i, error)
+            self._writers[i].begin_after(refused, metadata=self.episode_metadata, policy_version=self.policy_version)
+            self._writers[i].append(*step, **flags)
         self._open[i] = not (terminated or truncated)
+
+    def _replace(self, i: int, error: WriterFencedError) -> Writer:
+        """Puts a new writer in the place of a refused one, which it returns. None has an epoch, so the new one may write."""
+        log.warning("a new writer goes on, without the steps that were not stored yet: %s", error)
+        refused = self._writers[i]
+        with contextlib.suppress(ReplayError):  # what it could not store is told above
+            refused.close()
+        self._writers = [*self._writers[:i], self._table.writer(actor=self._actors[i]), *self._writers[i + 1 :]]
+        return refused
 
     def _take_extras(self, observation: Any, action: Any) -> Mapping[str, Any]:
         """Returns the extras of the next step by name, all there, values unchecked."""

@@ -14,7 +14,7 @@ from replaysvc.types import Array
 
 _OWN = {
     "extras", "policy_version", "episode_metadata", "_venv", "_choices", "_observations", "_open", "_writers", "_signature",
-    "_extras_of",
+    "_extras_of", "_table", "_actors",
 }  # fmt: skip
 
 

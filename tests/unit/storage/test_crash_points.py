@@ -54,7 +54,7 @@ class Acknowledged:
         self.removed_before = 0
         self.params = -1
         self.deleted = False
-        self.episode_deleted = self.reclaimed = False
+        self.episode_deleted = self.reclaimed = self.merged = False
         self.state = -1
 
 
@@ -113,6 +113,29 @@ def live_sparse(store, known):
     table.quarantine_chunk(7, "a test")
 
 
+def look_at_scattered(table, known):
+    """The same for a table of which chunks 2, 3, 6 and 7 are kept: the first two are neighbours in one segment then."""
+    loaded = table.load()
+    ids, stop = loaded.index["chunk_id"].tolist(), loaded.next_chunk_id
+    assert ids in ([[2, 3, 6, 7]] if known.merged else [list(range(stop)), [2, 3, 6, 7]])
+    assert loaded.index.tolist() == [index(k, k + 1, BIG).tolist()[0] for k in ids]
+    assert table.read(np.arange(stop)) == [chunk(k, BIG) if k in ids else None for k in range(stop)]
+    assert loaded.episodes == [entry(number) for number in sorted({k // 3 for k in ids})]
+    assert loaded.sessions == ({SESSION: stop - 1} if stop else {})
+    assert (loaded.next_position, loaded.next_episode_id) == (4 * stop, -(-stop // 3))
+    assert (table.quarantined_segments, table.damaged_records) == (0, 0)
+    return stop
+
+
+def live_scattered(store, known):
+    """The life of a table of which something is left in every segment."""
+    table = store.tables().get("scattered") or store.create_table("scattered", {}, segment_bytes=SMALL_SEGMENT)
+    for k in range(look_at_scattered(table, known), CHUNKS):
+        append(table, k, k + 1, size=BIG)
+    table.reclaim(np.array([2, 3, 6, 7]))
+    known.merged = True
+
+
 def live(path, known, system):
     """Goes on with the store's life from what is there, noting in `known` what is acknowledged."""
     store = open_store(path, system)
@@ -140,6 +163,7 @@ def live(path, known, system):
             store.delete_table("gone")
             known.deleted = True
         live_sparse(store, known)
+        live_scattered(store, known)
         if not copy_of(path).exists():
             store.snapshot(copy_of(path), {"sparse": {"one": b"1", "other": b"1"}})
     finally:
@@ -166,12 +190,13 @@ def seen(tmp_path_factory):
 
 def test_life_of_a_store_comes_to_every_crash_point(seen):
     assert set(seen) == set(CRASH_POINTS)
-    assert seen["append.after_commit"] == 2 * CHUNKS + 2  # one in the table that is deleted, one when a segment is compacted
-    assert (seen["segment.renamed"], seen["seal.reopened"], seen["remove.after_rename"]) == (7, 5, 4)
-    assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (3, 1, 3)
+    # one in the table that is deleted, one when a segment is compacted, two when two are merged
+    assert seen["append.after_commit"] == 3 * CHUNKS + 4
+    assert (seen["segment.renamed"], seen["seal.reopened"], seen["remove.after_rename"]) == (10, 8, 6)
+    assert (seen["table.renamed"], seen["table.deleted"], seen["params.renamed"]) == (4, 1, 3)
     assert (seen["state.written"], seen["state.renamed"], seen["deletion.copied"]) == (2, 4, 1)
-    assert (seen["format.renamed"], seen["compact.renamed"], seen["snapshot.renamed"]) == (1, 1, 1)
-    assert (seen["copy.renamed"], seen["quarantine.copied"], seen["quarantine.noted"]) == (2, 1, 1)
+    assert (seen["format.renamed"], seen["compact.renamed"], seen["merge.renamed"], seen["snapshot.renamed"]) == (2, 1, 1, 1)
+    assert (seen["copy.renamed"], seen["quarantine.copied"], seen["quarantine.noted"]) == (3, 1, 1)
     assert seen["restore.renamed"] == 1
 
 
@@ -188,10 +213,15 @@ def test_process_that_ends_there_leaves_all_that_it_acknowledged_and_nothing_twi
             store = open_store(place)
             assert look_at(store.tables()["t"], known) == CHUNKS
             assert look_at_sparse(store.tables()["sparse"], known) == CHUNKS
-            assert set(store.tables()) == {"t", "sparse"}
+            assert look_at_scattered(store.tables()["scattered"], known) == CHUNKS
+            assert set(store.tables()) == {"t", "sparse", "scattered"}
             assert store.get_params("policy") == (2, b"weights 2")
             assert [segment.name for segment in segments(place)] == ["seg-00000000000000000006"]
             assert [segment.name for segment in sorted((place / "tables" / "sparse").glob("seg-*"))] == [
+                "seg-00000000000000000000.1",
+                "seg-00000000000000000006",
+            ]
+            assert [segment.name for segment in sorted((place / "tables" / "scattered").glob("seg-*"))] == [
                 "seg-00000000000000000000.1",
                 "seg-00000000000000000006",
             ]

@@ -10,8 +10,8 @@ import pytest
 
 import replaysvc.storage
 from replaysvc.codec import header
-from replaysvc.storage import CRASH_POINTS, deletions, params, quarantine, records, reserve, state
-from replaysvc.storage.compaction import BATCH_BYTES
+from replaysvc.storage import CRASH_POINTS, deletions, gone, params, quarantine, records, reserve, state
+from replaysvc.storage.compaction import BATCH_BYTES, MOST_NEIGHBOURS, REPLACES
 from replaysvc.storage.segment import MAX_BATCH_BYTES, ROOM
 from replaysvc.storage.store import FIRST_FORMAT, FORMAT
 from replaysvc.storage.table_store import MAX_SESSIONS
@@ -130,8 +130,8 @@ def test_files_keys_and_databases_are_those_that_a_store_has(tmp_path):
         "seg-ID",
     }
     for name in (
-        "table.json ", "table.json.bak ", "damaged ", "deleted ", "deleted.bak ", "state/NAME ", "seg-ID/ ", "seg-ID.N/ ",
-        "TABLE-seg-ID ", "TABLE-chunk-ID ", "TABLE-table ",
+        "table.json ", "table.json.bak ", "damaged ", "removed ", "deleted ", "deleted.bak ", "state/NAME ", "seg-ID/ ",
+        "seg-ID.N/ ", "TABLE-seg-ID ", "TABLE-chunk-ID ", "TABLE-table ",
     ):  # fmt: skip
         assert f"\n    {name}" in DOCUMENT
     assert [file.name for file in (path / "quarantine").iterdir()] == ["t-chunk-00000000000000000001"]
@@ -168,12 +168,14 @@ def test_numbers_in_the_text_are_those_of_the_code():
     assert params.MAGIC.decode() in DOCUMENT
     assert {name: meaning for _, _, _, name, meaning in table("## A small file")}["magic"] == (
         f"`{deletions.MAGIC.decode()}` deleted episodes, `{state.STATE_MAGIC.decode()}` state,"
-        f" `{quarantine.MAGIC.decode()}` damaged chunks"
+        f" `{quarantine.MAGIC.decode()}` damaged chunks, `{gone.MAGIC.decode()}` removed chunks"
     )
     assert f"at most {quarantine.MOST_COPIES} and {quarantine.MOST_COPIED_BYTES >> 20} MiB of a table" in DOCUMENT
     assert f"at most {quarantine.MOST_LISTED}. They" in DOCUMENT
     assert f"{reserve.MOST_BYTES >> 20} MiB, or\n  a 32nd" in DOCUMENT
     assert f"{BATCH_BYTES >> 20} MiB\n  a transaction" in DOCUMENT
-    assert (FIRST_FORMAT, FORMAT, state.VERSION) == (1, 2, 1)
-    assert DOCUMENT.startswith(f"# The bytes on disk, format versions {FIRST_FORMAT} and {FORMAT}\n")
+    assert (FIRST_FORMAT, FORMAT, state.VERSION) == (1, 3, 1)
+    assert DOCUMENT.startswith(f"# The bytes on disk, format versions {FIRST_FORMAT} to {FORMAT}\n")
+    assert f"Up to {MOST_NEIGHBOURS} sealed segments" in DOCUMENT
+    assert f"has `{REPLACES}` in its description" in DOCUMENT
     assert header.MAGIC.decode() in DOCUMENT

@@ -262,3 +262,14 @@ def test_oldest_chunk_is_unknown_while_something_could_not_be_moved_away(path):
     assert listed(path) == [1, 4]
     store.close()
     open_store(path).close()
+
+
+def test_damage_of_a_table_that_was_deleted_is_not_noted_in_another_of_its_name(path):
+    """A reader may find chunks missing just as the table goes."""
+    store, table = make_table(path)
+    append(table, 0, 3)
+    store.delete_table("t")
+    store.create_table("t", {}, segment_bytes=1 << 20)
+    table.quarantine_chunk(1, "it is missing")
+    assert not (path / "tables" / "t" / "damaged").exists()
+    store.close()

@@ -210,7 +210,8 @@ class Small(System):
         return self.room - sum(file.stat().st_size for file in files if file.is_file())
 
     def reserve(self, path, size):
-        if path.name == "RESERVE" and not path.exists() and self._left() < size:
+        there = path.stat().st_size if path.exists() else 0
+        if path.name == "RESERVE" and self._left() < size - there:
             raise FULL
         super().reserve(path, size)
 
@@ -230,6 +231,36 @@ def test_file_is_there_again_at_once_when_what_needed_it_took_the_place_of_anoth
         store.put_params("policy", version, bytes(200_000))
         assert held(path) == MiB
         assert store.get_params("policy")[0] == version
+    store.close()
+
+
+def test_what_is_left_of_the_room_after_a_note_is_held_again_for_the_next_one(path):
+    disk = Small()
+    store, table = make_table(path, system=disk, disk_reserve_bytes=32 * MiB)
+    append_each(table, 0, 6)
+    disk.path, disk.room = path, MiB + 100
+    for version, left in ((1, MiB // 2), (2, MiB // 4)):
+        store.put_params(f"policy-{version}", 0, bytes(100_000))
+        assert held(path) == left
+        disk.room -= disk._left()  # others take the rest
+    disk.path = None
+    append(table, 6, 7)
+    assert held(path) == MiB
+    store.close()
+
+
+def test_first_state_of_a_table_finds_room_for_its_directory_too(path):
+    class Narrow(Disk):
+        def make_directory(self, path):
+            self._meet("make_directory")
+            super().make_directory(path)
+
+    disk = Narrow()
+    store, table = make(path, disk)
+    disk.full = {"make_directory"}
+    table.write_state("queue", b"data")
+    assert disk.calls["make_directory"] == 2
+    assert table.read_state("queue") == b"data"
     store.close()
 
 

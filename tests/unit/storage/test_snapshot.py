@@ -396,6 +396,7 @@ def test_snapshot_whose_process_is_killed_is_complete_or_not_there(path, target,
         store, _, _ = reopen(path)
         store.snapshot(target, {})
         store.close()
+        assert sorted(file.name for file in tmp_path.iterdir() if file != path) == ["copy"]
     store, _, loaded = reopen(target)
     assert loaded.index["chunk_id"].tolist() == list(range(5))
     store.close()

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +75,10 @@ def test_store_of_a_newer_format_is_refused_untouched(path):
     store, table = make_table(path)
     append(table, 0, 3)
     store.close()
-    (path / "FORMAT").write_text(json.dumps({"format": 4, "min_reader": 3}))
+    (path / "FORMAT").write_text(json.dumps({"format": 5, "min_reader": 4}))
     (path / "LOCK").unlink()
     before = look(path)
-    with pytest.raises(FormatVersionError, match="expected format version 2, found 4"):
+    with pytest.raises(FormatVersionError, match="expected format version 3, found 5"):
         open_store(path)
     assert look(path) == before
 
@@ -292,4 +293,18 @@ def test_segment_that_could_not_be_made_is_made_by_the_next_append(path):
     store.close()
     store = open_store(path)
     check(store.tables()["t"], store.tables()["t"].load(), 3)
+    store.close()
+
+
+def test_segment_that_another_table_left_in_the_place_of_the_next_one_is_not_appended_to(path):
+    """Nothing leaves one there; if it were, what is acknowledged would be moved away at the next start."""
+    store, table = make_table(path)
+    other = store.create_table("other", {}, segment_bytes=1 << 17)
+    other.load()
+    append(other, 0, 1)
+    (there,) = (path / "tables" / "other").glob("seg-*")
+    shutil.copytree(there, path / "tables" / "t" / there.name)
+    (path / "tables" / "t" / there.name / "lock.mdb").unlink()
+    with pytest.raises(StorageError, match="expected table "):
+        append(table, 0, 1)
     store.close()

@@ -1,5 +1,6 @@
 """LMDB is given no file over which it would end the process; what it is given it gets whole."""
 
+import errno
 import os
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import lmdb
 import pytest
 
 from replaysvc.errors import ChunkCorruptError
+from replaysvc.storage.pages import Pages
 from replaysvc.storage.records import pack_meta
 from replaysvc.storage.structure import check_structure
 from tests.store_builders import BIG, append, append_each, check, entry, index, make_table, reopen, segments
@@ -272,7 +274,7 @@ def test_footer_in_the_place_of_the_description_is_damage(path):
         transaction.put(b"segment", transaction.get(b"footer", db=meta), db=meta)
     environment.close()
     store, table, loaded = reopen(path)
-    assert (table.quarantined_segments, loaded.index["chunk_id"].tolist()) == (1, [3, 4])
+    assert (table.quarantined_segments, loaded.index["chunk_id"].tolist()) == (1, [0, 1, 2, 3, 4])
     store.close()
 
 
@@ -317,3 +319,57 @@ def test_records_that_are_counted_and_not_there_are_damaged_ones(path):
     store, table, loaded = reopen(path)
     assert (table.damaged_records, len(loaded.index)) == (5, MANY)
     store.close()
+
+
+# -- meta pages ---------------------------------------------------------------------------------------------------------
+
+_TRANSACTION = 16 + 24 + 2 * 48 + 8  # in a meta page
+
+
+def transactions(file):
+    content = file.read_bytes()
+    return [struct.unpack_from("<Q", content, page * 4096 + _TRANSACTION)[0] for page in (0, 1)]
+
+
+def set_transaction(file, page, number):
+    with file.open("r+b") as opened:
+        opened.seek(page * 4096 + _TRANSACTION)
+        opened.write(struct.pack("<Q", number))
+
+
+@pytest.mark.parametrize("page, by", [(0, -1), (0, 1), (0, 2), (0, 256), (0, -256), (1, 1), (1, -1), (1, 512)])
+def test_meta_page_of_another_transaction_is_noticed_before_lmdb_takes_the_older_one(path, page, by):
+    store, table = make_table(path, segment_bytes=1 << 22)
+    for start in range(300):
+        append(table, start, start + 1)
+    store.close()
+    file = segments(path)[0] / "data.mdb"
+    first, second = transactions(file)
+    assert first % 2 == 0
+    assert abs(second - first) == 1
+    page_to_newer = by > 0 and abs((first, second)[page] + by - (first, second)[1 - page]) == 1
+    set_transaction(file, page, (first, second)[page] + by + (2 * by if page_to_newer else 0))
+    with pytest.raises(ChunkCorruptError, match="of the transactions .* not the last two"):
+        check_structure(file)
+    with Pages(file) as pages:
+        assert any("do not follow each other" in problem for problem in pages.problems)
+
+
+def test_page_that_cannot_be_read_once_is_no_damage_and_one_that_never_can_is_told(path, monkeypatch):
+    store, table = make_table(path)
+    append_each(table, 0, 3)
+    store.close()
+    file = segments(path)[0] / "data.mdb"
+    read, failing = os.pread, [1]
+
+    def pread(handle, size, at):
+        if at >= 8192 and failing[0]:
+            failing[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return read(handle, size, at)
+
+    monkeypatch.setattr(os, "pread", pread)
+    check_structure(file)
+    failing[0] = 2
+    with pytest.raises(OSError, match="Input/output error"):
+        check_structure(file)

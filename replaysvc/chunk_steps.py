@@ -1,0 +1,22 @@
+"""How many steps make a full chunk: large enough to compress well, small enough to decode fast when only one is wanted."""
+
+import math
+
+from replaysvc.config import TableConfig
+from replaysvc.spec import Signature
+
+_STATE_CHUNK_BYTES = 8 << 10  # stored, of a state column's chunk: smaller compresses worse, larger decodes slower when cold
+_IMAGE_ROW_BYTES = 1 << 10
+_IMAGE_CHUNK_STEPS = 32
+_CHUNK_RAW_BYTES = 48 << 20  # of a chunk as (s, a, r, s'), which bounds its encoded bytes even where nothing compresses
+
+
+def choose_chunk_steps(signature: Signature, config: TableConfig) -> int:
+    """Returns the steps of a full chunk: as configured, or chosen from the largest column's row; no more than fit a message."""
+    most = max(1, _CHUNK_RAW_BYTES // max(1, signature.raw_step_bytes))
+    if config.chunk_steps is not None:
+        return min(config.chunk_steps, most)
+    row = max(spec.stored_dtype.itemsize * math.prod(spec.shape) for spec in signature.columns)
+    if row >= _IMAGE_ROW_BYTES:
+        return min(_IMAGE_CHUNK_STEPS, most)
+    return min(max(32, min(256, 1 << ((_STATE_CHUNK_BYTES // max(row, 1)).bit_length() - 1))), most)
