@@ -52,8 +52,12 @@ lint: $(DEV)
 
 # The figures of tests/bench/README.md.
 bench: $(DEV)
+	@$(BIN)/python -m tests.bench.versus
+	@$(BIN)/python -m tests.bench.where_time_goes
+	@$(BIN)/python -m tests.bench.growth
+	@$(BIN)/python -m tests.bench.waits
+	@$(BIN)/python -m tests.bench.precision
 	@$(BIN)/python tests/bench/long_episode.py
-	@$(BIN)/python tests/bench/versus_reverb.py
 	@$(BIN)/python tests/bench/kinds.py
 	@$(BIN)/python tests/bench/hindsight.py
 
