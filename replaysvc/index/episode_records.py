@@ -52,6 +52,14 @@ def _record(index: TableIndex, episode_id: int) -> EpisodeRecord:
     )
 
 
+def end_number(head: Any) -> Any:
+    """Returns the least number for the end of a lost episode that comes after all steps before position `head`.
+
+    Numbers of ends rise, and leave room for 4,095 between one step and the next; so it is known which steps came before an end.
+    """
+    return (head << 12) + 1
+
+
 def end_lost(index: TableIndex, ends: Mapping[int, int]) -> Added:
     """Ends open episodes with their last stored step, as truncated since their writers are gone; `ends`: number of end by id.
 

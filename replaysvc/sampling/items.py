@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replaysvc.index.chunk_links import NONE
+from replaysvc.index.episode_records import end_number
 from replaysvc.index.table_index import DEAD, Added, TableIndex
 from replaysvc.requests import AtEnd, Episodes, Stack, Transitions, Window
 from replaysvc.selectors import Drawn, SumTree
@@ -154,12 +155,20 @@ class ItemSet:
         at = index.row_of(positions) - chunks.base
         ids = chunks["episode_id"][at]
         _, length, _ = index.episode_state(ids)
-        last = length - 1
+        last, by_end = length - 1, np.ones(len(ids), np.bool_)
         if self.kind.span and not self.kind.closed_only:
-            last = np.minimum(last, chunks["first_step"][at] + positions - chunks["position"][at] + self.kind.span - 1)
+            last = chunks["first_step"][at] + positions - chunks["position"][at] + self.kind.span - 1
+            by_end = last >= length
+            last = np.minimum(last, length - 1)
         row = index.locate(ids, last)
         found = np.where(row >= chunks.base, row - chunks.base, at)
-        return positions[np.lexsort((positions, chunks["position"][found] + last - chunks["first_step"][found]))]
+        when = end_number(chunks["position"][found] + last - chunks["first_step"][found] + 1) - 1
+        if index.lost:
+            ended = np.array(sorted(index.lost.items()), np.int64)
+            place = np.minimum(np.searchsorted(ended[:, 0], ids), len(ended) - 1)
+            by_end &= ended[place, 0] == ids
+            when = np.where(by_end, ended[place, 1], when)  # what its service ended is complete since then
+        return positions[np.lexsort((positions, when))]
 
     def since(self, head: int, ends: int) -> Array:
         """Returns the positions of the items that became such by what was added from position `head` on.

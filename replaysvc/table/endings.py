@@ -7,7 +7,7 @@ durably before anybody sees it, so it stays ended, and its writer, should it com
 import logging
 from collections.abc import Sequence
 
-from replaysvc.index.episode_records import end_lost
+from replaysvc.index.episode_records import end_lost, end_number
 from replaysvc.table import sampler_state
 from replaysvc.table.committer import Committer
 from replaysvc.table.core import Core
@@ -55,13 +55,14 @@ class Endings:
                 known = {name: core.open_episodes[name].episode_id for name in names if name in core.open_episodes}
                 for name in set(names) - set(known):
                     core.leases.end(name)
-                ends = {number: core.next_end + i for i, number in enumerate(sorted(known.values()))}
+                first = max(core.next_end, end_number(core.index.head))
+                ends = {number: first + i for i, number in enumerate(sorted(known.values()))}
                 state = sampler_state.take_lost(core.index.lost | ends)
             if not known:
                 return
             core.store.write_states(state.pack())
             with core.changed:
-                core.next_end += len(ends)
+                core.next_end = first + len(ends)
                 core.samplers.update_items(end_lost(core.index, ends))
                 core.lost |= known
                 for name in known:

@@ -134,7 +134,7 @@ def test_numbers_of_ends_are_not_used_again_when_the_episodes_are_gone(tmp_path)
         table._engine.save_state()
     with Replay(tmp_path / "s") as replay:
         table = replay.table("t")
-        assert table._engine._core.next_end == 2
+        assert table._engine._core.next_end == (8 << 12) + 2  # the last one came after eight steps
         open_episode(table, 2, episode=7)
         end(table)
         with crash_copy(replay, tmp_path / "copy") as after:
@@ -239,3 +239,19 @@ def test_lost_list_that_cannot_be_read_lets_leases_end_the_episodes_anew(tmp_pat
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert np.array_equal(table.read_episode(0)["truncated"], [False, True])
+
+
+def test_a_queue_that_is_first_asked_later_hands_lost_episodes_out_when_they_were_lost(tmp_path):
+    """Episode 0 (positions 0 to 2) is lost after 1 (3 and 4) ended and before 2 (5): complete are 1, 0, 2, also after a restart."""
+    samplers = {"first": Fifo(), "second": Fifo(), "third": Fifo()}
+    with Replay(tmp_path / "s") as replay:
+        table = replay.create_table("t", SCALARS, TableConfig(samplers=samplers))
+        open_episode(table, 3)
+        write_episodes(table, [2])
+        end(table)
+        write_episodes(table, [1])
+        assert table.sample(3, WHOLE, sampler="first").episode_id.tolist() == [1, 0, 2]
+        replay.snapshot(tmp_path / "copy")
+        assert table.sample(3, WHOLE, sampler="second").episode_id.tolist() == [1, 0, 2]
+    with Replay(tmp_path / "copy") as replay:
+        assert replay.table("t").sample(3, WHOLE, sampler="third").episode_id.tolist() == [1, 0, 2]
