@@ -22,6 +22,7 @@ _LEAST = -24  # exponent of the least float16
 STEPS = 2.0 ** np.arange(_LEAST, 16, dtype=np.float32)  # up to the largest power of two that is a float16
 _FIRST_ROWS = 4  # tell of nearly every dimension that its values are multiples of nothing
 _LARGEST = 65_504  # float16
+_EXACT = 2048  # float16 has every whole number up to this one
 _PLACES = 64  # chosen by hand, up to 1 / (2 * DIMENSION_ERROR): offsets lie this part of the range apart, more than any step
 
 
@@ -41,29 +42,36 @@ def fit_grid(measured: Measured) -> Grid | None:
     """Returns the coarsest grid that fits; None if none does, as where there are NaNs, infinities or -0.0.
 
     No value moves by more than the field's bound, nor by more than 2^-8 of its dimension's range if float16 can do that. None
-    moves at all that is a multiple of its step, nor in a dimension of which all are multiples of one power of two, and float16:
-    so bounds such as 1.0 or 0.5 stay what they are.
+    moves at all that is a multiple of its step, nor in a dimension of which all are multiples of one power of two, and float16.
+
+    None leaves its dimension's range in the chunk, as long as the bound lets those next to an end of it become the last number
+    inside, which may be 2^-7 of the range away. Where it does not, they are rounded as all others are.
     """
     if not measured.all_finite or not measured.exact.size or _has_negative_zero(measured.values):
         return None
-    moved, offsets = measured.exact, None
+    low, high, moved, offsets = measured.low, measured.high, measured.exact, None
     with np.errstate(over="ignore", invalid="ignore"):
         wanted = 2 * np.minimum(measured.bound, DIMENSION_ERROR * measured.spread)
-        reach = np.maximum(measured.high, -measured.low)
+        reach = np.maximum(high, -low)
         finest = _spacing(reach)
         if bool((far := (wanted < finest) & (reach > 0)).any()):
             far &= 2 * np.abs(np.rint(moved / finest) * finest - moved).max(axis=0) > wanted  # the finest step may do, even so
             if bool(far.any()):
                 # adding -0.0 changes no value at all, adding 0.0 would turn -0.0 into 0.0
                 offsets = np.where(far, _middle(measured), -0.0).astype(measured.spec.dtype)
-                moved = moved - offsets
-                reach = np.maximum(measured.high - offsets, offsets - measured.low)
+                low, high, moved = low - offsets, high - offsets, moved - offsets
+                reach = np.maximum(high, -low)
                 finest = _spacing(reach)
     if not bool((reach <= _LARGEST).all()):
         return None
     common = _common(moved, finest)
     step = np.where(common > 0, common, _power(np.maximum(wanted, finest)))
-    numbers = np.rint(moved / step).astype(np.int16)
+    least, most = low / step, high / step
+    inner, outer = np.ceil(least), np.floor(most)  # numbers of values that are inside the range
+    inside = (np.maximum(inner - least, most - outer) * step <= measured.bound) & (inner <= outer)
+    numbers = np.rint(moved / step)
+    numbers = np.maximum(numbers, np.where(inside, inner, -_EXACT), out=numbers)
+    numbers = np.minimum(numbers, np.where(inside, outer, _EXACT), out=numbers).astype(np.int16)
     grid = Grid(numbers, np.asarray(np.frexp(step)[1] - 1 - _LEAST).astype(np.uint8), offsets)
     if offsets is not None or bool(((step > wanted) & (common == 0)).any()):  # else half a step is within the bound
         error = error_of(StoredColumn(from_grid(numbers, grid.scales), offsets), measured)
