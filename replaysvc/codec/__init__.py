@@ -1,4 +1,4 @@
-"""A chunk to bytes and back: cast and grid (lossy, declared), then delta, transpose, shuffle and zstd (exact). See `header`."""
+"""A chunk to bytes and back: cast (lossy, declared), then delta, shuffle and zstd (exact). See `header` for the bytes."""
 
 from replaysvc.codec.cast import StoredColumn, widen
 from replaysvc.codec.checksum import checksum

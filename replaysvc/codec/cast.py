@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replaysvc.codec.halves import from_float16
 from replaysvc.spec import FieldSpec
 from replaysvc.types import Array
 
 RELATIVE_ERROR = 2.0**-10  # of the largest range of a dimension within the chunk: the default bound
-DIMENSION_ERROR = 2.0**-8  # of a dimension's own range: beyond it, the dimension gets an offset. Float16 without one stays
-# within this where values are up to 8 times their movement; a smaller number would give most chunks of a walking robot offsets,
-# which cost bytes on the disk and on the wire. No grid is coarser than this either, whatever the other dimensions cover.
+OFFSET_ERROR = 2.0**-8  # of a dimension's own range: beyond it, the dimension gets an offset. Float16 without one stays within
+# this where values are up to 8 times their movement; a smaller number would give most chunks of a walking robot offsets, which
+# cost bytes on the disk and on the wire.
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,90 +30,60 @@ class StoredColumn:
     offsets: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a cast must know of a column's values (declared dtype, [rows, *shape]).
-
-    exact: the values in float64. finite: which are neither NaN nor infinite; one True if all are. low, high, spread: of the
-    finite values of each dimension.
-    bound: the largest error that any value may have, `spec.max_error`, or else 2^-10 of the largest spread.
-    """
-
-    spec: FieldSpec
-    values: Array
-    exact: Array
-    finite: Array
-    all_finite: bool
-    low: Array
-    high: Array
-    spread: Array
-    bound: float
-
-
-def measure(values: Array, spec: FieldSpec) -> Measured:
-    """Returns what there is to know of `values`; keeps them."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        exact = values.astype(np.float64)
-        if values.size:
-            low, high = exact.min(axis=0), exact.max(axis=0)
-        else:
-            low = high = np.zeros(spec.shape)
-        all_finite = bool((np.isfinite(low) & np.isfinite(high)).all())  # NaN is the least and the greatest of all
-        if all_finite:
-            finite = np.ones((), np.bool_)
-        else:
-            finite = np.isfinite(exact)
-            low = np.where(finite, exact, np.inf).min(axis=0)
-            high = np.where(finite, exact, -np.inf).max(axis=0)
-            empty = low > high
-            low, high = np.where(empty, 0.0, low), np.where(empty, 0.0, high)
-        spread = np.asarray(high - low)
-    bound = spec.max_error if spec.max_error is not None else RELATIVE_ERROR * float(spread.max(initial=0.0))
-    return Measured(spec, values, exact, finite, all_finite, np.asarray(low), np.asarray(high), spread, bound)
-
-
 def widen(column: StoredColumn, spec: FieldSpec) -> Array:
     """Returns the column in the declared dtype, [rows, *shape]; the same array if it has that dtype already."""
     if column.values.dtype == spec.dtype:
         return column.values
-    wide = from_float16(column.values, spec.dtype)
+    wide = column.values.astype(spec.dtype)
     if column.offsets is not None:
         wide += column.offsets
     return wide
 
 
-def cast_to_float16(measured: Measured) -> StoredColumn | None:
-    """Returns the values as float16 within the field's error bound; None if they cannot be."""
-    values, spread, bound = measured.values, measured.spread, measured.bound
+def cast_to_float16(values: Array, spec: FieldSpec) -> StoredColumn | None:
+    """Returns `values` (declared dtype, [rows, *shape]) as float16 within the field's error bound; None if it cannot be.
+
+    The bound is `spec.max_error`, or else 2^-10 of the largest range that a dimension covers.
+    """
     if values.size == 0:
         return StoredColumn(values.astype(np.float16))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        finite = np.isfinite(values)
+        all_finite = bool(finite.all())
+        exact = values.astype(np.float64)
+        if all_finite:
+            low, high = exact.min(axis=0), exact.max(axis=0)
+        else:
+            low = np.where(finite, exact, np.inf).min(axis=0)
+            high = np.where(finite, exact, -np.inf).max(axis=0)
+            empty = low > high
+            low, high = np.where(empty, 0.0, low), np.where(empty, 0.0, high)
+        spread = high - low
+        bound = spec.max_error if spec.max_error is not None else RELATIVE_ERROR * float(spread.max())
         column = StoredColumn(values.astype(np.float16))
-        error = error_of(column, measured)
-        needy = ~(error <= np.minimum(bound, DIMENSION_ERROR * spread))
+        error = _error(column, spec, exact, finite, all_finite)
+        needy = ~(error <= np.minimum(bound, OFFSET_ERROR * spread))
         if needy.any():
-            dtype = measured.spec.dtype
-            odd = (~measured.finite | ((values == 0) & np.signbit(values))).any(axis=0)
-            middle = np.where(needy & ~odd, measured.low + spread / 2, 0.0).astype(dtype)
-            middle = np.where(np.isfinite(middle), middle, 0).astype(dtype)
+            odd = (~finite).any(axis=0) | ((values == 0) & np.signbit(values)).any(axis=0)
+            middle = np.where(needy & ~odd, low + spread / 2, 0.0).astype(spec.dtype)
+            middle = np.where(np.isfinite(middle), middle, 0).astype(spec.dtype)
             if middle.any():
                 moved = StoredColumn((values - middle).astype(np.float16), middle)
-                moved_error = error_of(moved, measured)
+                moved_error = _error(moved, spec, exact, finite, all_finite)
                 better = moved_error < error
                 if better.any():
                     # adding -0.0 changes no value at all, adding 0.0 would turn -0.0 into 0.0
-                    offsets = np.where(better, middle, -0.0).astype(dtype)
+                    offsets = np.where(better, middle, -0.0).astype(spec.dtype)
                     column = StoredColumn(np.where(better, moved.values, column.values), offsets)
                     error = np.where(better, moved_error, error)
     # the bound itself is infinite where a range overflows
     return column if bool((np.isfinite(error) & (error <= bound)).all()) else None
 
 
-def error_of(column: StoredColumn, measured: Measured) -> Array:
+def _error(column: StoredColumn, spec: FieldSpec, exact: Array, finite: Array, all_finite: bool) -> Array:
     """Returns the largest absolute error of each dimension by what the decoder does; inf where a value does not survive."""
-    exact, finite = measured.exact, measured.finite
-    back = widen(column, measured.spec).astype(np.float64)
-    if measured.all_finite:
+    back = widen(column, spec).astype(np.float64)
+    if all_finite:
         error = np.abs(back - exact)
     else:
         same = (np.isnan(back) & np.isnan(exact)) | (back == exact)

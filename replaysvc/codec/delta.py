@@ -17,7 +17,7 @@ def delta_encode(bits: Array) -> Array:
     return deltas
 
 
-def delta_decode(deltas: Array, axis: int = 0) -> Array:
-    """Returns what `delta_encode` was given, bit for bit; `axis` is where time has been moved to."""
+def delta_decode(deltas: Array) -> Array:
+    """Returns what `delta_encode` was given, bit for bit."""
     # cumsum would widen small integers; naming the dtype keeps the wrap-around
-    return np.cumsum(deltas, axis=axis, dtype=deltas.dtype)
+    return np.cumsum(deltas, axis=0, dtype=deltas.dtype)

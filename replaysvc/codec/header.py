@@ -21,16 +21,15 @@ Little-endian, no padding between the parts:
   ...           the columns' payloads, in order, each of its `stored` bytes; nothing after the last
 
   descriptor
-  0       1     stages, bits: 1 cast, 2 delta, 4 shuffle, 8 zstd, 16 offsets, 32 grid (both only with cast), 64 transpose
+  0       1     stages, bits: 1 cast, 2 delta, 4 shuffle, 8 zstd, 16 offsets (only with cast)
   1       3     reserved, 0
   4       4     raw: bytes before zstd
   8       4     stored: bytes in the chunk
 
 An observation column has n_steps + 1 rows, any other n_steps. A column's raw bytes are its offsets if any (one value of the
-declared dtype for each element of the field's shape), its scales if it has a grid (one byte for each element), then its rows in
-C order: float16 where cast, int16 where cast with a grid, else the declared dtype; after `delta`, zigzag (with a grid),
-`transpose` and `shuffle`, in this order, where those bits are set. A column without zstd is stored as its raw bytes. With
-zstd it is one frame that states its content size, has no dictionary, a window of at most 8 MiB (or else its content size)
+declared dtype for each element of the field's shape), then its rows in C order: float16 where cast, else the declared
+dtype; after `delta` and `shuffle`, in this order, where those bits are set. A column without zstd is stored as its raw bytes.
+With zstd it is one frame that states its content size, has no dictionary, a window of at most 8 MiB (or else its content size)
 and at most raw / 256 + 16 blocks.
 """
 
@@ -64,13 +63,10 @@ class Stage(IntFlag):
     SHUFFLE = 4
     ZSTD = 8
     OFFSETS = 16
-    GRID = 32
-    TRANSPOSE = 64
 
 
-ALL_STAGES = 127
-_STAGES = tuple(map(Stage, range(ALL_STAGES + 1)))  # flags are made and combined slowly, and this is done for every column read
-_CAST, _ZSTD, _OFFSETS, _GRID = map(int, (Stage.CAST, Stage.ZSTD, Stage.OFFSETS, Stage.GRID))
+_STAGES = tuple(Stage(bits) for bits in range(32))  # flags are made and combined slowly, and this is done for every column read
+_CAST, _ZSTD, _OFFSETS = int(Stage.CAST), int(Stage.ZSTD), int(Stage.OFFSETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +115,7 @@ def raw_size(spec: FieldSpec, rows: int, stages: int) -> int:
     bits = int(stages)
     values = math.prod(spec.shape)
     width = 2 if bits & _CAST else spec.dtype.itemsize
-    return values * (rows * width + (spec.dtype.itemsize if bits & _OFFSETS else 0) + bool(bits & _GRID))
+    return values * rows * width + (values * spec.dtype.itemsize if bits & _OFFSETS else 0)
 
 
 def decoded_bytes(chunk: bytes) -> int:
@@ -180,10 +176,9 @@ def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
         bits, reserved_bytes, raw, stored = DESCRIPTOR.unpack_from(data, at + DESCRIPTOR.size * i)
         rows = rows_of(i, n_steps, observation_columns)
         raw_bytes += spec.row_bytes * rows
-        known = bits & ~ALL_STAGES == 0 and reserved_bytes == b"\0\0\0"
+        known = bits & ~31 == 0 and reserved_bytes == b"\0\0\0"
         cast = bool(bits & _CAST)
-        known = known and (spec.cast if cast else not bits & (_OFFSETS | _GRID))
-        honest = known and raw == raw_size(spec, rows, bits)
+        honest = known and (not cast or spec.cast) and (cast or not bits & _OFFSETS) and raw == raw_size(spec, rows, bits)
         if not honest or raw_bytes > MAX_RAW_BYTES or (not bits & _ZSTD and stored != raw):
             raise ChunkCorruptError(f"chunk: the descriptor of column {spec.name} does not fit the signature")
         fallbacks += spec.cast and not cast

@@ -14,10 +14,5 @@ def shuffle(raw: Array, width: int) -> Array:
 
 
 def unshuffle(raw: Array, width: int) -> Array:
-    """Returns what `shuffle` was given; of several columns [n, bytes], those."""
-    planes = raw.reshape(*raw.shape[:-1], width, -1)
-    if width != 2:
-        return np.ascontiguousarray(planes.swapaxes(-1, -2)).reshape(raw.shape)
-    values = np.empty((*raw.shape[:-1], planes.shape[-1], 2), np.uint8)  # numpy turns such narrow arrays three times slower
-    values[..., 0], values[..., 1] = planes[..., 0, :], planes[..., 1, :]
-    return values.reshape(raw.shape)
+    """Returns what `shuffle` was given."""
+    return np.ascontiguousarray(raw.reshape(width, -1).T).reshape(-1)

@@ -9,7 +9,6 @@ thread is busy in Python. That one call takes what follows a frame without a wor
 
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,9 @@ class Compressor:
     def __init__(self, level: int) -> None:
         self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
 
-    def compress(self, data: Any, ends: Sequence[int] = ()) -> bytes:
-        """Returns one frame; a block ends at each of `ends` (rising, within the data), besides where zstd ends them."""
-        if not ends:
-            return self._compressor.compress(data)
-        rest, stream, frame = memoryview(data), self._compressor.compressobj(size=len(data)), []
-        for start, end in pairwise((0, *ends)):
-            frame += [stream.compress(rest[start:end]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-        return b"".join((*frame, stream.compress(rest[ends[-1] :]), stream.flush()))
+    def compress(self, data: Any) -> bytes:
+        """Returns one frame."""
+        return self._compressor.compress(data)
 
 
 _local = threading.local()  # decompressors must not be shared between threads

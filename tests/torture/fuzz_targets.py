@@ -159,7 +159,7 @@ class Chunks(Target):
         n_steps = rng.choice((1, 1, 2, 3, 40, rng.randrange(1, 300), MAX_STEPS))
         columns = []
         for i, spec in enumerate(signature.columns):
-            stages = Stage(rng.choice((0, 2, 4, 6, 8, 10, 14, rng.randrange(128))))
+            stages = Stage(rng.choice((0, 2, 4, 6, 8, 10, 14, rng.randrange(32))))
             size = raw_size(spec, rows_of(i, n_steps, signature.observation_columns), stages)
             stated = size if rng.random() < 0.95 else number(rng) & 0xFFFF_FFFF
             if n_steps == MAX_STEPS or rng.random() < 0.3:

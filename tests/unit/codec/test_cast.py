@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from replaysvc.codec import ChunkDecoder, widen
-from replaysvc.codec.cast import cast_to_float16, measure
+from replaysvc.codec.cast import cast_to_float16
 from replaysvc.codec.header import Stage
 from replaysvc.spec import Precision
 from tests.chunk_builders import decode_first, encode, field, one_column, same_bits
@@ -44,12 +44,12 @@ def test_each_dimension_has_an_offset_of_its_own():
     back, cast, _ = through_a_chunk(values)
     assert cast
     ranges = values.max(axis=0) - values.min(axis=0)
-    assert (np.abs(back.astype(float) - values).max(axis=0) <= ranges.astype(float) / 256).all()
+    assert (np.abs(back.astype(float) - values).max(axis=0) <= ranges.astype(float) / 1024).all()
 
 
 def test_values_around_zero_get_no_offset():
     """The offset is there for values far from zero; without one a chunk is smaller and widens faster."""
-    column = cast_to_float16(measure(np.linspace(-1, 1, 50, dtype=np.float32)[:, None], cast_field(shape=(1,))))
+    column = cast_to_float16(np.linspace(-1, 1, 50, dtype=np.float32)[:, None], cast_field(shape=(1,)))
     assert column.offsets is None
     assert column.values.dtype == np.float16
 
@@ -165,10 +165,9 @@ def test_empty_field_counts_as_cast():
 
 
 def test_decoding_gives_exactly_the_float16_values_that_were_stored():
-    """A NaN keeps the values off the grid."""
     signature = one_column("float64", (3,), Precision.FLOAT16)
-    values = np.append(np.linspace(-2, 2, 60), [np.nan] * 3).reshape(21, 3)
-    stored = cast_to_float16(measure(values, signature.columns[0]))
+    values = np.linspace(-2, 2, 60).reshape(20, 3)
+    stored = cast_to_float16(values, signature.columns[0])
     (decoded,) = ChunkDecoder(signature).decode([encode(signature, values)])
     assert same_bits(decoded.columns[0].values, stored.values)
     assert same_bits(decode_first(signature, encode(signature, values)), values.astype(np.float16).astype(np.float64))

@@ -206,8 +206,8 @@ def test_encoder_that_decides_anew_after_many_chunks_stays_right(rng):
         assert same_bits(decoded.columns[0].values, values)
 
 
-@pytest.mark.parametrize(("alike", "shuffled"), [(60, False), (150, True)])
-def test_stage_that_gains_less_than_one_percent_is_left_out(alike, shuffled):
+@pytest.mark.parametrize(("alike", "shuffled"), [(150, False), (200, True)])
+def test_stage_that_gains_less_than_two_percent_is_left_out(alike, shuffled):
     """Of 8000 random bytes, `alike` highest ones are 0: shuffle puts them side by side and gains about so many bytes."""
     raw = np.random.default_rng(0).integers(0, 256, (2000, 4), dtype=np.uint8)
     raw[:alike, 3] = 0
@@ -229,19 +229,6 @@ def test_encoder_decides_anew_every_64_chunks():
         stages.append(read_header(chunk, signature).payloads[0].stages)
     assert not any(bits & Stage.DELTA for bits in stages[:64])
     assert all(bits & Stage.DELTA for bits in stages[64:])
-
-
-def test_encoder_decides_anew_for_a_chunk_four_times_longer():
-    """The first chunk of an episode may be cut after a step or two, which tells nothing of the others."""
-    signature = one_column("int32", (8,))
-    slow = (np.arange(65 * 8, dtype=np.int32).reshape(65, 8) % 8 * 1_000_003) + np.arange(65, dtype=np.int32)[:, None] * 77
-    noise = np.random.default_rng(0).integers(-(1 << 31), 1 << 31, (17, 8), dtype=np.int32)
-    encoder = ChunkEncoder(signature)
-    stages = []
-    for values in (noise, slow[:64], slow):  # 16, 63 and 64 steps
-        chunk = encoder.encode(make_info(signature, len(values) - 1), columns_for(signature, values))
-        stages.append(read_header(chunk, signature).payloads[0].stages)
-    assert [bool(bits & Stage.DELTA) for bits in stages] == [False, False, True]
 
 
 def test_encoder_neither_changes_nor_keeps_what_it_is_given():

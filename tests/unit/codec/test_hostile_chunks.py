@@ -218,9 +218,7 @@ def test_stored_sizes_that_only_add_up_are_refused():
     refused(with_checksum(make_chunk(), {first: struct.pack("<I", 47), last: struct.pack("<I", 9)}), "observation")
 
 
-@pytest.mark.parametrize(
-    "bits", [128, 255, Stage.OFFSETS, Stage.OFFSETS | Stage.ZSTD, Stage.GRID, Stage.GRID | Stage.OFFSETS | Stage.TRANSPOSE]
-)
+@pytest.mark.parametrize("bits", [32, 64, 128, 255, Stage.OFFSETS, Stage.OFFSETS | Stage.ZSTD])
 def test_stage_bits_that_mean_nothing_are_refused(bits):
     refused(with_checksum(make_chunk(), {DESCRIPTORS: bytes([bits])}), "observation")
 
@@ -292,43 +290,6 @@ def test_offsets_that_are_not_finite_are_refused(offset):
     assert decode(make_chunk(0, Stage.CAST | Stage.OFFSETS, bytes(40))).columns[0].offsets.tolist() == [0.0] * 4
 
 
-NUMBERS = Stage.CAST | Stage.GRID
-
-
-@pytest.mark.parametrize("size", [0, 3, 4, 27, 29])
-def test_grid_of_another_size_than_scales_and_numbers_take_is_refused(size):
-    """Four scales and three rows of four int16: 28 bytes."""
-    assert decode(make_chunk(0, NUMBERS, bytes(28))).columns[0].values.tolist() == [[0.0] * 4] * 3
-    refused(make_chunk(0, NUMBERS, bytes(size)))
-    refused(make_chunk(0, NUMBERS, bytes(size), raw=size), "observation")
-
-
-@pytest.mark.parametrize("stages", [NUMBERS, NUMBERS | Stage.DELTA | Stage.TRANSPOSE | Stage.SHUFFLE], ids=str)
-@pytest.mark.parametrize("scale", [0, 1, 24, 39])
-def test_no_scale_and_no_numbers_make_trouble(scale, stages):
-    """The largest number is 32767, the largest step 2^15: no float16 but infinity, which any float16 column may hold."""
-    (column, *_) = decode(make_chunk(0, stages, bytes([scale] * 4) + b"\xfe\xff" * 12)).columns
-    assert column.values.dtype == np.float16
-    assert column.values.shape == (3, 4)
-    assert not np.isnan(column.values).any()
-
-
-@pytest.mark.parametrize("scale", [40, 128, 255])
-def test_scale_of_a_step_beyond_float16_is_refused(scale):
-    refused(make_chunk(0, NUMBERS, bytes([24, 24, 24, scale]) + bytes(24)), "scale")
-
-
-def test_offsets_stand_before_the_scales_and_are_checked_there():
-    """Scale 24 is a step of 2^(24 - 24) = 1; the number 2 is written as 4, 1 as 2, -1 as 1."""
-    offsets = np.array([100, 0, -0.5, 0], np.float32).tobytes()
-    numbers = np.array([[4, 2, 1, 0]] * 3, np.uint16).tobytes()
-    (column, *_) = decode(make_chunk(0, NUMBERS | Stage.OFFSETS, offsets + bytes([24] * 4) + numbers)).columns
-    assert column.values.tolist() == [[2.0, 1.0, -1.0, 0.0]] * 3
-    assert column.offsets.tolist() == [100.0, 0.0, -0.5, 0.0]
-    bad = np.array([100, np.nan, 0, 0], np.float32).tobytes()
-    refused(make_chunk(0, NUMBERS | Stage.OFFSETS, bad + bytes([24] * 4) + numbers), "not finite")
-
-
 @pytest.mark.parametrize(
     ("stages", "payload"), [(PLAIN, b"\2\1"), (PLAIN, b"\1\xff"), (Stage.DELTA, b"\1\1"), (Stage.SHUFFLE, b"\0\2")]
 )
@@ -338,12 +299,12 @@ def test_bools_other_than_0_and_1_are_refused(stages, payload):
     assert decode(make_chunk(1, Stage.DELTA, b"\1\xff")).columns[1].values.tolist() == [True, False]
 
 
-@pytest.mark.parametrize("bits", range(128))
+@pytest.mark.parametrize("bits", range(32))
 def test_stages_of_an_empty_field_make_no_trouble(bits):
     """A field of shape (0,) has no bytes whatever was done to them; cast it may not be, since it is not declared so."""
     stages = Stage(bits)
     chunk = make_chunk(3, stages, frame(b"") if stages & Stage.ZSTD else b"")
-    if stages & (Stage.CAST | Stage.OFFSETS | Stage.GRID):
+    if stages & (Stage.CAST | Stage.OFFSETS):
         refused(chunk, "empty")
     else:
         assert decode(chunk).columns[3].values.shape == (2, 0)
@@ -370,7 +331,6 @@ def test_any_bytes_with_a_right_checksum_decode_or_are_refused_in_words(data):
                 make_chunk(),
                 make_chunk(stages=Stage.ZSTD | Stage.SHUFFLE | Stage.DELTA, payload=frame(), metadata=b"{}"),
                 make_chunk(0, Stage.CAST | Stage.OFFSETS, bytes(40)),
-                make_chunk(0, NUMBERS | Stage.OFFSETS | Stage.TRANSPOSE | Stage.DELTA, bytes(44)),
             ]
         )
     )

@@ -79,7 +79,7 @@ def test_names_of_a_chunk_are_those_of_its_header():
     told = {"signature_hash", "episode_key", "first_step", "n_steps", "policy_version", "reward_sum"}
     assert told <= names & set(header.ChunkInfo.__dataclass_fields__)
     assert f"{header.MAX_STEPS}" in DOCUMENT
-    assert [stage.value for stage in header.Stage] == [1, 2, 4, 8, 16, 32, 64]
+    assert [stage.value for stage in header.Stage] == [1, 2, 4, 8, 16]
     assert "1 cast, 2 delta, 4 shuffle, 8 zstd, 16 offsets" in DOCUMENT
 
 
