@@ -122,6 +122,8 @@ def _damage(index: TableIndex, episode_id: int, first: int, length: int) -> str:
     for step, n_steps in zip(steps.tolist(), index.chunks["n_steps"][rows].tolist(), strict=True):
         is_there[max(0, step - first) : step + n_steps - first] = True
     damaged = [f"{begin} to {end - 1}" for begin, end in _runs(~is_there, first)]
+    if not damaged:  # each step is there, but a stale record stands between them
+        return "its chunks do not follow each other"
     whole = [f"[{begin}, {end})" for begin, end in _runs(is_there, first)]
     return f"steps {_listed(damaged)} are damaged; {_listed(whole) if whole else 'none'} can be read"
 

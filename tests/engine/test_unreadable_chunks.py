@@ -177,3 +177,13 @@ def test_draw_goes_on_as_long_as_it_finds_damage_that_nobody_knew_of(tmp_path):
         while table.stats().corrupt_chunks_total < 29:
             assert table.sample(1).positions.tolist() == [29]
         assert table.stats().steps == 1
+
+
+def test_episode_of_which_all_steps_are_there_but_some_twice_is_damaged_and_says_so(path):
+    """As a stale index record leaves it: the second chunk has six steps by it, and the third begins after five."""
+    with Replay(path) as replay:
+        table = replay.table("t")
+        chunks = table._engine._core.index.chunks
+        chunks["n_steps"][1] += 1
+        with pytest.raises(ChunkCorruptError, match="episode 0: its chunks do not follow each other"):
+            table.read_episode(0)
