@@ -74,11 +74,13 @@ def fsck(
 
 def _print_report(report: Report) -> None:
     by_place: dict[str, int] = {}
+    told: set[tuple[str, str]] = set()
     for finding in report.findings:
         by_place[finding.place] = by_place.get(finding.place, 0) + 1
         if by_place[finding.place] <= _SHOWN:
             print(f"{finding.severity}: {finding.place}: {finding.sentence}")
-            if finding.repaired:
+            if finding.repaired and (finding.place, finding.repaired) not in told:
+                told.add((finding.place, finding.repaired))
                 print(f"  repaired: {finding.repaired}")
         elif by_place[finding.place] == _SHOWN + 1:
             print(f"{finding.severity}: {finding.place}: and more; --json tells all")
@@ -91,7 +93,7 @@ def _print_report(report: Report) -> None:
         if not damage
         else f"{len(damage)} findings of damage, all repaired"
         if not left
-        else f"{left} findings of damage left"
+        else f"{left} findings of damage left; of damaged segments --repair keeps {report.kept:,} chunks, {report.lost:,} are lost"
     )
     print(
         f"{report.path}: {end}; {report.tables} tables, {report.segments} segments, {report.chunks:,} chunks,"

@@ -118,7 +118,7 @@ class TableStats:
     waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
     and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
     episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were
-    set aside as damaged. fault says why the table takes no appends until the service is started again, "" if it does.
+    set aside as damaged, lost_segments places in the table's chain of segments where some are gone. fault says why the table takes no appends until the service is started again, "" if it does.
     """
 
     name: str
@@ -153,6 +153,7 @@ class TableStats:
     lost_actor_episodes_total: int = 0
     quarantined_chunks: int = 0
     quarantined_segments: int = 0
+    lost_segments: int = 0
     fault: str = ""
 
 

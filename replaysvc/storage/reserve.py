@@ -27,7 +27,7 @@ class Reserve:
         self._path, self._file, self._system = path, path / NAME, system
         self._wanted, self._size = wanted_bytes, min(MOST_BYTES, wanted_bytes // _SHARE)
         self._lock = threading.Lock()
-        self._held, self._told = 0, False
+        self._held, self._told, self._refuses = 0, False, False
         if self._size:
             self._take()
         else:
@@ -39,10 +39,15 @@ class Reserve:
             return
         free = self._system.free_bytes(self._path)
         if free < self._wanted + size:
-            raise CapacityError(
-                f"store {self._path}: the disk is full: expected {self._wanted + size} bytes free to append {size}"
-                f" (disk_reserve_bytes={self._wanted}), found {free}"
-            )
+            full = f"the disk is full: expected {self._wanted + size} bytes free to append {size}"
+            found = f"(disk_reserve_bytes={self._wanted}), found {free}"
+            if not self._refuses:
+                self._refuses = True
+                log.warning("store %s: %s %s; appends are refused until there are", self._path, full, found)
+            raise CapacityError(f"store {self._path}: {full} {found}")
+        if self._refuses:
+            self._refuses = False
+            log.warning("store %s: %d bytes are free: appends are taken again", self._path, free)
         if self._held < self._size and free >= self._wanted + size + self._size:
             self._take()
 

@@ -295,6 +295,7 @@ class Table:
                 name=self.name, steps=index.live_steps, episodes=index.episode_count, chunks=len(index.chunks),
                 segments=segments, first_position=index.tail, next_position=index.head,
                 quarantined_chunks=self._store.quarantined_chunks, quarantined_segments=self._store.quarantined_segments,
+                lost_segments=self._store.lost_segments,
                 fault=self._store.fault,
                 stored_bytes=index.stored_bytes, disk_bytes=disk,
                 raw_bytes=index.live_steps * self.signature.raw_step_bytes,

@@ -242,7 +242,7 @@ def test_lost_list_that_cannot_be_read_lets_leases_end_the_episodes_anew(tmp_pat
 
 
 def test_a_queue_that_is_first_asked_later_hands_lost_episodes_out_when_they_were_lost(tmp_path):
-    """Episode 0 (positions 0 to 2) is lost after 1 (3 and 4) ended and before 2 (5): complete are 1, 0, 2, after a restart too."""
+    """Episode 0 (positions 0 to 2) is lost after 1 (3 and 4) ended and before 2 (5): complete are 1, 0, 2, then and later."""
     samplers = {"first": Fifo(), "second": Fifo(), "third": Fifo()}
     with Replay(tmp_path / "s") as replay:
         table = replay.create_table("t", SCALARS, TableConfig(samplers=samplers))

@@ -105,6 +105,25 @@ def test_disk_is_asked_once_an_append(path):
     store.close()
 
 
+def test_who_runs_the_server_is_told_once_that_appends_are_refused_and_once_that_they_are_not(path, caplog):
+    disk = Disk()
+    store, table = make(path, disk)
+    append(table, 0, 1)
+    caplog.clear()
+    disk.free = RESERVE
+    for _ in range(3):
+        with pytest.raises(CapacityError):
+            append(table, 1, 2)
+    disk.free = 1 << 40
+    append(table, 1, 2)
+    append(table, 2, 3)
+    told = [record.message for record in caplog.records if "appends are" in record.message]
+    assert len(told) == 2
+    assert told[0].endswith(f"found {RESERVE}; appends are refused until there are")
+    assert told[1].endswith(f"{1 << 40} bytes are free: appends are taken again")
+    store.close()
+
+
 def test_without_a_reserve_appends_go_on_to_the_last_byte_and_there_is_no_file(path):
     disk = Disk(free=0)
     store, table = make(path, disk, disk_reserve_bytes=0)
