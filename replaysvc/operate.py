@@ -93,7 +93,7 @@ def _print_report(report: Report) -> None:
         if not damage
         else f"{len(damage)} findings of damage, all repaired"
         if not left
-        else f"{left} findings of damage left; of damaged segments --repair keeps {report.kept:,} chunks, {report.lost:,} are lost"
+        else f"{left} findings of damage left; of damaged segments {report.kept:,} chunks can be kept, {report.lost:,} are lost"
     )
     print(
         f"{report.path}: {end}; {report.tables} tables, {report.segments} segments, {report.chunks:,} chunks,"
