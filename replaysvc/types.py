@@ -117,9 +117,9 @@ class TableStats:
     were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table.
     waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
     and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
-    episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were set
-    aside as damaged, lost_segments places in the table's chain of segments where some are gone. fault says why the table takes no
-    appends until the service is started again, "" if it does.
+    episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were
+    set aside as damaged, lost_segments places in the table's chain of segments where some are gone. fault says why the table
+    takes no appends until the service is started again, "" if it does.
     """
 
     name: str
