@@ -40,7 +40,7 @@ def stalled_reader(address):
     return raw, reading
 
 
-def test_peers_that_stop_reading_keep_no_append_waiting(serve, connect, long_episode):
+def test_peers_that_stop_reading_keep_no_append_waiting(serve, connect, replay, long_episode):
     server = serve(max_workers=16)
     stalled = [stalled_reader(server.address) for _ in range(2)]  # of four workers that transfer
     for _ in range(3):
@@ -50,14 +50,10 @@ def test_peers_that_stop_reading_keep_no_append_waiting(serve, connect, long_epi
     table = connect(server.address).create_table("other", SCALARS)
     with table.writer() as writer:
         write_numbered(writer, 0, 5)
-    assert stored_lengths(replay_table(long_episode, "other")) == {0: 5}
+    assert stored_lengths(replay.table("other")) == {0: 5}
     for raw, reading in stalled:
         reading.cancel()
         raw.close()
-
-
-def replay_table(table, name):
-    return table._replay.table(name)
 
 
 def test_transfer_that_takes_too_long_is_ended_and_its_place_given_to_others(serve, connect, long_episode, monkeypatch):

@@ -62,7 +62,7 @@ def test_store_of_the_first_version_is_sampled_written_to_and_opened_again(tmp_p
         assert (batch.next_observation["count"] == first + 1).all()
         assert (first == 100 * batch.episode_id + batch.t).all()
         assert table.delete_episodes([0]) == 1  # raises the store's version
-    assert json.loads((path / "FORMAT").read_bytes())["format"] == FORMAT
+    assert json.loads((path / "FORMAT").read_bytes())["format"] == 2
     with Replay(path, SMALL) as replay:
         assert [record.episode_id for record in replay.table("steps").episodes()] == [2, 1]
 

@@ -52,7 +52,7 @@ def test_no_call_that_fails_while_a_store_is_opened_makes_it_take_whole_segments
         shutil.rmtree(place / "store")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["segments"] >= 3
+    assert found["segments"] >= 2
     assert found["calls"] >= 20
     assert len(found["raised"]) >= 10
     assert (found["moved"], found["steps"]) == ([], EPISODES * STEPS)

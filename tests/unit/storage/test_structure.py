@@ -63,7 +63,7 @@ def test_whole_files_pass(path, tmp_path):
         check_structure(file)
 
 
-@pytest.mark.parametrize("name", ["store_v1", "store_v2"])
+@pytest.mark.parametrize("name", ["store_v1", "store_v2", "store_v3"])
 def test_golden_files_pass(name):
     files = list((GOLDEN / name).rglob("data.mdb"))
     assert files
