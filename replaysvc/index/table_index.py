@@ -15,6 +15,7 @@ from replaysvc.index.fields import ALONE, EPISODE_FIELDS, STORED, TOGETHER
 from replaysvc.storage import EpisodeEntry, LoadedTable
 from replaysvc.types import Array
 
+_UNKNOWN = -2  # actor of an episode whose entry is lost, or not there yet
 TERMINATED, TRUNCATED = 1, 2  # flags of a chunk, about its last step, and of an episode
 DEAD = 4  # flag of a chunk that can no longer be read: never drawn, and windows end before it
 DELETED = 8  # flag of a chunk that was taken out on purpose; DEAD, too
@@ -136,11 +137,12 @@ class TableIndex:
         count = end - self.episodes.end
         if count > 0:
             empty = {name: np.zeros(count, code) for name, code in EPISODE_FIELDS.items()}
-            self.episodes.append(empty | {"first_row": np.full(count, NONE), "last_row": np.full(count, NONE)})
+            unset = {"first_row": np.full(count, NONE), "last_row": np.full(count, NONE), "actor": np.full(count, _UNKNOWN)}
+            self.episodes.append(empty | unset)
 
     def actor(self, number: int) -> str:
         """Returns the name that an episode's `actor` field stands for."""
-        return self._actors[number] if self._actors else ""
+        return self._actors[number] if number >= 0 else ""
 
     def actor_number(self, actor: str) -> int:
         """Returns what stands for an actor in the episodes' field; NONE for one that never wrote."""

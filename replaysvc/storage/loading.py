@@ -2,6 +2,7 @@
 
 import logging
 import re
+import struct
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from replaysvc.codec.header import MAX_STEPS
-from replaysvc.errors import CapacityError, ChunkCorruptError, StorageError
+from replaysvc.errors import ChunkCorruptError, ReplayError, StorageError
 from replaysvc.storage.chain import Chain
 from replaysvc.storage.compaction import REPLACES
 from replaysvc.storage.deletions import COPIES
@@ -36,6 +37,8 @@ from replaysvc.types import Array
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"seg-(\d{20})(?:\.(\d+))?")  # of a segment: its first chunk id, and how often it was compacted
+_BROUGHT_ABOUT = (OSError, ReplayError, ArithmeticError, LookupError, MemoryError, TypeError, ValueError, struct.error)
+"""What damage may bring about where it is looked through, foreseen or not."""
 _REPAIR = "stop the service and run `replaysvc fsck --repair`"
 _HEAD_OF_HOLES = 16  # bytes of a state of ranges that has none
 
@@ -169,10 +172,11 @@ class Loading:
                 self._load_segment(made.path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 continue
-            except (OSError, StorageError, CapacityError) as failed:
+            except _BROUGHT_ABOUT as failed:  # this segment is out of use, and not the table
                 log.error(
                     "segment %s cannot be used (%s) and is left out, and what is whole of it could not be salvaged: %s; the"
                     " next start tries again, or %s", path, error, failed, _REPAIR,
+                    exc_info=not isinstance(failed, (OSError, ReplayError)),
                 )  # fmt: skip
                 self.unused += [one for one, _ in damaged]
                 return False

@@ -85,7 +85,13 @@ class Pages:
             self._handle = -1
 
     def read(self, offset: int, size: int) -> bytes:
-        """Returns `size` bytes, or fewer at the file's end. Raises ChunkCorruptError if the disk cannot give them."""
+        """Returns `size` bytes, or fewer at the file's end. Raises ChunkCorruptError if the disk cannot give them.
+
+        Both may come from damaged pages: no memory is taken for more than the file has.
+        """
+        size = min(size, max(0, self.size - offset))
+        if size <= 0 or offset < 0:
+            return b""
         try:
             return os.pread(self._handle, size, offset)
         except OSError as error:
@@ -100,7 +106,8 @@ class Pages:
 
     def forget(self, item: Item) -> None:
         """Lets go of a value's pages in the page cache, but for those that are mapped: it was read only to be checked."""
-        os.posix_fadvise(self._handle, item.offset, item.size, os.POSIX_FADV_DONTNEED)
+        if item.offset + item.size <= self.size:
+            os.posix_fadvise(self._handle, item.offset, item.size, os.POSIX_FADV_DONTNEED)
 
     def values(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields key and value of what `items` does; a value that the disk does not give is passed over."""

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from replaysvc.codec import header
-from replaysvc.table import reading
 from replaysvc.errors import ReplayError
 from replaysvc.replay import Replay
 from replaysvc.table import reading

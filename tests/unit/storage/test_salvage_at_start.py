@@ -6,13 +6,16 @@ The segments hold chunks 0 to 2, 3 to 5, and 6 and 7; chunk k has positions 4 k 
 import errno
 import json
 import shutil
+import struct
 
 import lmdb
 import numpy as np
 import pytest
 
+from replaysvc.errors import ChunkCorruptError
 from replaysvc.maintenance.fsck import check as fsck
 from replaysvc.storage import System, segment
+from replaysvc.storage.pages import Item, Pages
 from replaysvc.storage.replacement import LOST
 from tests.store_builders import BIG, Troubled, append_each, chunk, index, make_table, open_store, reopen, segments
 
@@ -364,4 +367,42 @@ def test_log_says_what_is_gone_with_a_damaged_state(path, caplog):
         assert table.read_state(name) is None
     assert "where its queues stand, the counts of its limiter and the state of its generator start anew" in caplog.text
     assert "the priorities of its steps start anew" in caplog.text
+    store.close()
+
+
+def test_page_number_beyond_any_file_costs_no_other_chunk(path):
+    """The highest bit of the number of the page where chunk 1 lies: no file is so long, nor can a system call say so."""
+    file = path / "tables" / "t" / FIRST / "data.mdb"
+    with Pages(file) as pages:
+        item = next(item for item in pages.items(b"chunks") if item.key == (1).to_bytes(8, "big"))
+    data = file.read_bytes()
+    node = item.key + struct.pack("<Q", (item.offset - 16) // PAGE)
+    file.write_bytes(data.replace(node, node[:-1] + b"\x40"))
+    assert fsck(path).status == 2
+    store, table, loaded = reopen(path)
+    assert set(loaded.index["chunk_id"].tolist()) >= {0, 2, 3, 4, 5, 6, 7}
+    assert table.read(np.array([0, 2, 3])) == [chunk(k, BIG) for k in (0, 2, 3)]
+    store.close()
+    assert fsck(path, repair=True).status in (0, 1)
+
+
+def test_sizes_that_damage_makes_up_take_no_memory(path):
+    file = path / "tables" / "t" / FIRST / "data.mdb"
+    with Pages(file) as pages:
+        assert pages.read(1 << 70, 16) == b""
+        assert len(pages.read(pages.size - 8, 1 << 60)) == 8
+        with pytest.raises(ChunkCorruptError, match=f"expected {1 << 60} bytes at 0, found {pages.size}"):
+            pages.value(Item(b"", 0, 1 << 60))
+        pages.forget(Item(b"", 1 << 70, 1 << 60))
+
+
+def test_whatever_goes_wrong_with_one_segments_salvage_the_others_are_there(path, monkeypatch, caplog):
+    def surprise(*arguments):
+        raise ZeroDivisionError("a fault of this program")
+
+    monkeypatch.setattr("replaysvc.storage.replacement.salvage", surprise)
+    flip(path / "tables" / "t" / SECOND, 16, 4)
+    store, _, loaded = reopen(path)
+    assert loaded.index["chunk_id"].tolist() == [0, 1, 2, 6, 7]
+    assert "could not be salvaged: a fault of this program" in caplog.text
     store.close()
