@@ -37,14 +37,20 @@ def run_one(path: Path, seed: int, kill_every_s: float, report: Report, *, limit
         found = audit(replay, metrics, run.config)
         kills = len(metrics.last(Outage, 1_000_000))
     report.violations += [f"{what}: {sentence}" for sentence in (*found.lost, *found.doubled, *found.changed)]
-    if not kills or not found.steps:
-        report.violations.append(f"{what}: expected kills and steps, found {kills} and {found.steps}: it tried nothing")
+    if not found.steps:
+        report.violations.append(f"{what}: expected steps, found none: it tried nothing")
     report.counts.update(
         demos=1, solved=int(status == 0), kills=kills, acknowledged_steps=found.steps, steps_made_again=found.again,
         finished_episodes=found.finished, lost=len(found.lost), doubled=len(found.doubled), changed=len(found.changed),
     )  # fmt: skip
     wall = next((line for line in printed.splitlines() if line.startswith("wall time")), "no wall time")
     return f"{what}: {'solved' if status == 0 else 'NOT SOLVED'}, {kills} kills, {found.steps:,} steps, {wall}"
+
+
+def expect_kills(report: Report, kill_every_s: float, before: int) -> None:
+    """Adds a violation if there are no more kills than `before`: a fast machine may solve a demo before the first, not all."""
+    if report.counts["kills"] == before:
+        report.violations.append(f"kill every {kill_every_s:g} s: expected kills, found none: it tried nothing")
 
 
 def main() -> int:
@@ -57,10 +63,12 @@ def main() -> int:
     lines = []
     with progress_bar(options.count * len(options.kill_every), "demos") as advance:
         for kill_every_s in options.kill_every:
+            before = report.counts["kills"]
             for seed in range(options.seed, options.seed + options.count):
                 with tempfile.TemporaryDirectory() as scratch:
                     lines.append(run_one(Path(scratch) / "run", seed, kill_every_s, report))
                 advance()
+            expect_kills(report, kill_every_s, before)
     report.figures["runs"] = lines
     print("\n".join(lines))
     return report.finish()

@@ -317,6 +317,7 @@ def main() -> int:
             )
             return 2
         os.execvp(words[0], [*words, sys.executable, "-m", "tests.torture.full_disk", *sys.argv[1:], _INSIDE])
+    sys.argv.remove(_INSIDE)  # of the command that the report tells
     report = run(options.count, options.seed, kinds=tuple(options.kinds), seconds=options.seconds, sabotage=options.sabotage)
     return report.finish(options.results)
 
