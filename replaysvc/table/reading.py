@@ -40,13 +40,8 @@ class Reading:
             before_id = records[-1].episode_id
             for record in records:
                 entry = core.store.read_episode_entry(record.episode_id)
-                if entry is not None:
-                    record = replace(record, metadata=parse_metadata(entry.metadata))
-                else:
-                    with core.changed:
-                        if core.index.is_removed(record.episode_id):  # meanwhile
-                            continue
-                complete.append(record)  # what is told of an episode may be lost, and its steps be there
+                if entry is not None:  # else removed meanwhile, or what is told of it is lost
+                    complete.append(replace(record, metadata=parse_metadata(entry.metadata)))
         return complete
 
     def episode_chunks(self, episode_id: int, start: int | None, stop: int | None) -> Iterator[list[bytes]]:

@@ -187,19 +187,3 @@ def test_episode_of_which_all_steps_are_there_but_some_twice_is_damaged_and_says
         chunks["n_steps"][1] += 1
         with pytest.raises(ChunkCorruptError, match="episode 0: its chunks do not follow each other"):
             table.read_episode(0)
-
-
-def test_episode_of_which_only_the_steps_are_left_is_listed_without_actor_and_metadata(tmp_path):
-    import lmdb
-
-    with Replay(tmp_path / "s") as replay:
-        write_episodes(replay.create_table("t", SCALARS), [3, 4], actor="a")
-    segment = next((tmp_path / "s" / "tables" / "t").glob("seg-*"))
-    environment = lmdb.open(str(segment), max_dbs=8, map_size=1 << 30)
-    with environment.begin(write=True) as transaction:
-        assert transaction.delete((0).to_bytes(8, "big"), db=environment.open_db(b"episodes", transaction))
-    environment.close()
-    with Replay(tmp_path / "s") as replay:
-        records = replay.table("t").episodes()
-        assert [(r.episode_id, r.length, r.actor, r.closed) for r in records] == [(1, 4, "a", True), (0, 3, "", True)]
-        assert len(replay.table("t").read_episode(0)["reward"]) == 3
