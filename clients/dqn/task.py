@@ -102,8 +102,9 @@ def stop_on_signals() -> threading.Event:
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
         signal.alarm(_LAST_S)  # whose default action ends the process: a call may be riding out a service that ended too
+        # not here: this thread may stand within `stop.wait`, or an earlier signal's `stop.set`, and hold the event's lock
+        threading.Thread(target=stop.set, daemon=True).start()
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
