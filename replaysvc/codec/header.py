@@ -125,15 +125,16 @@ def decoded_bytes(chunk: bytes) -> int:
     return sum(raw for _, _, raw, _ in DESCRIPTOR.iter_unpack(chunk[at : at + DESCRIPTOR.size * count]))
 
 
-def checksum_of(chunk: bytes) -> int:
-    """Returns the checksum that a chunk states, -1 for what is too short to state one."""
-    return int(PREFIX.unpack_from(chunk)[3]) if len(chunk) >= PREFIX.size else -1
+def checksum_of(chunk: bytes | memoryview) -> int:
+    """Returns the checksum that a chunk of these bytes must state."""
+    data = memoryview(chunk)
+    return checksum(data[:8], data[16:])
 
 
 def steps_of(chunk: bytes) -> int:
     """Returns the steps of a chunk if its checksum holds, else the most that any chunk has; for when nothing else tells."""
     data = memoryview(chunk)
-    if len(data) < PREFIX.size + FIXED.size or checksum(data[:8], data[16:]) != PREFIX.unpack_from(data)[3]:
+    if len(data) < PREFIX.size + FIXED.size or checksum_of(data) != PREFIX.unpack_from(data)[3]:
         return MAX_STEPS
     return int(FIXED.unpack_from(data, PREFIX.size)[3])
 
@@ -153,7 +154,7 @@ def read_header(chunk: bytes | memoryview, signature: Signature) -> ChunkHeader:
         raise ChunkCorruptError("chunk: expected the magic RPC1, found other bytes")
     if version != VERSION:
         raise FormatVersionError(f"chunk: expected format version {VERSION}, found {version}")
-    if checksum(data[:8], data[16:]) != expected:
+    if checksum_of(data) != expected:
         raise ChunkCorruptError("chunk: its checksum does not match its bytes")
     hashed, key, first_step, n_steps, flags, policy, reward_sum, metadata_size, count = FIXED.unpack_from(data, PREFIX.size)
     if hashed != signature.hash:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from replaysvc.codec import checksum, read_header
+from replaysvc.codec import checksum_of, read_header
 from replaysvc.codec.header import FIXED, MAGIC, PREFIX, VERSION
 from replaysvc.errors import ReplayError
 from replaysvc.spec import Signature
@@ -14,8 +14,7 @@ def check_chunk(chunk: bytes, record: Any, signature: Signature | None) -> str:
     if len(chunk) < PREFIX.size + FIXED.size:
         return f"expected at least {PREFIX.size + FIXED.size} bytes, found {len(chunk)}"
     magic, version, _, stated = PREFIX.unpack_from(chunk)
-    view = memoryview(chunk)
-    if checksum(view[:8], view[16:]) != stated:
+    if checksum_of(chunk) != stated:
         return "its checksum does not match its bytes"
     if (magic, version) != (MAGIC, VERSION):
         return f"expected {MAGIC.decode()} of version {VERSION}, found {magic!r} of version {version}"

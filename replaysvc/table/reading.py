@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from replaysvc.checks import check_number
-from replaysvc.codec import checksum
+from replaysvc.codec import checksum_of
 from replaysvc.errors import ChunkCorruptError, NotFoundError
 from replaysvc.index.episode_records import episode_chunk_rows, first_stored_step, list_episodes, parse_metadata
 from replaysvc.table.core import Core
@@ -91,7 +91,7 @@ class Reading:
             if len(whole) < len(data):
                 raise NotFoundError(f"episode {episode_id}: steps of it were removed while it was read")
             stored = zip(whole, ids[here].tolist(), checksums[here].tolist(), strict=True)
-            damaged = [chunk_id for chunk, chunk_id, stated in stored if _checksum(chunk) != stated]
+            damaged = [chunk_id for chunk, chunk_id, stated in stored if checksum_of(chunk) != stated]
             for chunk_id in damaged:
                 self._note_damage(chunk_id, "its bytes do not have the checksum that the index says")
             if damaged:
@@ -99,9 +99,3 @@ class Reading:
                     episode_chunk_rows(core.index, core.name, episode_id, *steps)
                 raise ChunkCorruptError(f"episode {episode_id}: chunk {damaged[0]} is damaged")
             yield whole
-
-
-def _checksum(chunk: bytes) -> int:
-    """Returns the checksum that a chunk of these bytes must state."""
-    view = memoryview(chunk)
-    return checksum(view[:8], view[16:])
