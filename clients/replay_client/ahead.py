@@ -1,9 +1,10 @@
 """Batches as tensors, made in the background while the learner learns: on a GPU, or in pinned memory for one."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import Any, TypeAlias
 
 from replaysvc.checks import check_number
 from replaysvc.tensors import Device
@@ -12,36 +13,44 @@ from replaysvc.types import Batch
 _LOOK_S = 0.2  # how often a thread that waits looks whether its stream was closed
 
 
-class TensorStream(Iterator[dict[str, Any]]):
-    """What `tensor_batches` returns: an iterator; `close`, or a with statement, ends it and the batches it takes."""
+Made: TypeAlias = "Queue[tuple[Any, BaseException | None]]"
 
-    def __init__(self, batches: Iterator[Batch], device: Any, ahead: int) -> None:
-        self._batches, self._device = iter(batches), Device(device)
-        self._made: Queue[tuple[Any, BaseException | None]] = Queue(ahead)
-        self._closed = threading.Event()
-        self._ended: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="replay-tensors", daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        try:
-            for batch in self._batches:
-                self._put((self._device.stage(batch), None))
-                if self._closed.is_set():
-                    break
-            self._put((None, StopIteration()))
-        except BaseException as error:  # the learner's next call raises it
-            self._put((None, error))
-        finally:
-            if (close := getattr(self._batches, "close", None)) is not None:
-                close()
+def _make(batches: Iterator[Batch], device: Device, made: Made, closed: threading.Event) -> None:
+    """Makes tensors of batches until there are no more, or `closed` is set; then ends the batches."""
 
-    def _put(self, made: tuple[Any, BaseException | None]) -> None:
-        while not self._closed.is_set():
+    def put(what: tuple[Any, BaseException | None]) -> None:
+        while not closed.is_set():
             try:
-                return self._made.put(made, timeout=_LOOK_S)
+                return made.put(what, timeout=_LOOK_S)
             except Full:  # the learner is slower, which is as it should be
                 continue
+
+    try:
+        for batch in batches:
+            put((device.stage(batch), None))
+            if closed.is_set():
+                break
+        put((None, StopIteration()))
+    except BaseException as error:  # the learner's next call raises it
+        put((None, error))
+    finally:
+        if (close := getattr(batches, "close", None)) is not None:
+            close()
+
+
+class TensorStream(Iterator[dict[str, Any]]):
+    """What `tensor_batches` returns: an iterator. `close`, a with statement, or forgetting it ends it and what it takes from."""
+
+    def __init__(self, batches: Iterator[Batch], device: Any, ahead: int) -> None:
+        made: Made = Queue(ahead)
+        self._device, self._made, self._closed = Device(device), made, threading.Event()
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(
+            target=_make, args=(iter(batches), self._device, self._made, self._closed), name="replay-tensors", daemon=True
+        )
+        self._thread.start()
+        weakref.finalize(self, self._closed.set)  # one that is forgotten ends, too: its thread knows nothing of it
 
     def __next__(self) -> dict[str, Any]:
         while self._ended is None:

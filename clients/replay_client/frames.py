@@ -102,11 +102,6 @@ class Frame:
     room: int
 
 
-def decode_frame(frame: bytes | bytearray, specs: Mapping[str, FieldSpec]) -> dict[str, BatchColumn]:
-    """Returns the columns of a frame that is all there is. Else as `read_frame`."""
-    return read_frame(frame, specs).columns
-
-
 def read_frame(frame: bytes | bytearray, specs: Mapping[str, FieldSpec], slot: Any = None) -> Frame:
     """Returns what a frame holds. Its columns are views into one copy of it, or into the frame itself if it is a bytearray; or
     into `slot`, the shared memory that the request named, where they are there.

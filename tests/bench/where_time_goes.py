@@ -43,7 +43,7 @@ SERVER_PARTS = {
     "rest": ("replaysvc.table.sampling:Sampling.draw", "replaysvc.rpc.servicer:ReplayServicer.sample_frame"),
 }
 CLIENT_PARTS = {
-    "client": ("replay_client.frames:decode_frame", "replaysvc.batch:assemble"),
+    "client": ("replay_client.frames:read_frame", "replaysvc.batch:assemble", "replaysvc.batch:split"),
     "encode": ("replaysvc.codec:ChunkEncoder.encode",),
 }
 COLOURS = {

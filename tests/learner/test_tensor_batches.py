@@ -99,6 +99,22 @@ def test_closing_ends_the_thread_and_the_stream_it_takes_from(table):
         next(stream)
 
 
+def test_a_stream_that_is_forgotten_ends_with_what_it_takes_from(table):
+    ended = []
+
+    def batches():
+        try:
+            while True:
+                yield table.sample(4)
+        finally:
+            ended.append(True)
+
+    stream = tensor_batches(batches())
+    next(stream)
+    del stream
+    wait_until(lambda: ended and not threads())
+
+
 def test_read_only_arrays_are_copied_so_that_nothing_is_changed_through_a_tensor(table):
     batch = table.sample(4)
     batch.reward.setflags(write=False)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay_client.frames import decode_frame, read_frame
+from replay_client.frames import read_frame
 from replaysvc import FieldSpec, Signature, Transitions
 from replaysvc.batch import BatchColumn, assemble
 from replaysvc.errors import ChunkCorruptError, ReplayError
@@ -17,6 +17,7 @@ from replaysvc.spec import DTYPES
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 from tests.builders import SCALARS, write_episodes
+from tests.frames import decode_frame
 
 ROWS = 5
 SIGNATURE = Signature(

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from replay_client.frames import decode_frame
 from replaysvc import FieldSpec, Signature
 from replaysvc.batch import assemble
 from replaysvc.errors import InvalidRequestError
@@ -13,6 +12,7 @@ from replaysvc.rpc import convert
 from replaysvc.rpc.admission import Call
 from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import SCALARS, assert_same, flat, make_goal_table, make_table, write_episodes
+from tests.frames import decode_frame
 
 
 @pytest.fixture

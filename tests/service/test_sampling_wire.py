@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import replay_client
 from replay_client.connection import error_of
-from replay_client.frames import decode_frame, join_pieces
+from replay_client.frames import join_pieces
 from replay_client.windows import request_of
 from replaysvc import FieldSpec, Precision, Signature, StoreConfig, TableConfig
 from replaysvc.batch import BatchColumn
@@ -57,6 +57,7 @@ from replaysvc.rpc.server import Server
 from replaysvc.types import UpdateCounts
 from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import SCALARS, write_episode, write_episodes
+from tests.frames import decode_frame
 from tests.service.raw import Raw, chunks_of
 
 MIB = 1 << 20

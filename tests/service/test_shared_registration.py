@@ -142,13 +142,6 @@ def in_dev_shm(tmp_path):
     return descriptor
 
 
-def huge_pages(tmp_path):
-    try:
-        return memfd(2 * MiB, flags=os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
-    except OSError:
-        pytest.skip("this system has no huge pages")
-
-
 UNSOUND = {
     "unsealed": lambda _: memfd(seals=0),
     "may shrink": lambda _: memfd(seals=fcntl.F_SEAL_GROW),
@@ -170,11 +163,13 @@ def test_unsound_memory_is_refused_and_costs_nothing(memory, client, tmp_path, n
     assert len(give(client, memfd())) == 16
 
 
-def test_huge_pages_are_refused(client, tmp_path, monkeypatch):
-    """There may be none left when one is written to, which would kill the server."""
+def test_memory_of_another_device_is_refused_before_it_is_mapped(memory, client, monkeypatch):
+    """As huge pages are, of which there may be none left when one is written to: that would kill the server."""
     mapped = []
     monkeypatch.setattr(regions, "mmap", SimpleNamespace(mmap=lambda *arguments: mapped.append(1) or mmap.mmap(*arguments)))
-    assert give(client, huge_pages(tmp_path), 2 * MiB) == b"\0"
+    known = memory._listener.regions
+    monkeypatch.setattr(known, "_device", known._device + 1)
+    assert give(client, memfd()) == b"\0"
     assert not mapped
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import zstandard
 
-from replay_client.frames import decode_frame, join_pieces
+from replay_client.frames import join_pieces
 from replaysvc import FieldSpec, Fifo, Limiter, Precision, Prioritized, Signature, TableConfig
 from replaysvc.batch import BatchColumn
 from replaysvc.checks import check_name
@@ -27,6 +27,7 @@ from replaysvc.storage.manifest import Entry, Manifest
 from replaysvc.storage.records import CHECKSUM, INDEX_DTYPE, EpisodeEntry
 from replaysvc.storage.state import pack_file, unpack_file
 from tests.chunk_builders import make_info, with_checksum
+from tests.frames import decode_frame
 from tests.torture.mutations import FLOATS, NUMBERS, TEXTS, change_bytes, change_json, json_text, number
 
 _KEPT = 400  # inputs that led to something new, to be changed further
