@@ -89,6 +89,14 @@ def reopen(path, system=None):
     return store, table, table.load()
 
 
+def three_segments(path):
+    """Makes a store whose segments hold chunks 0 to 2, 3 to 5, and 6 and 7; closes it and returns its path."""
+    store, table = make_table(path)
+    append_each(table, 0, 8)
+    store.close()
+    return path
+
+
 class Troubled(System):
     """Raises `error` wherever `name` of a call's target path, or of a crash point, is met, while it is set."""
 

@@ -40,7 +40,7 @@ def _make(batches: Iterator[Batch], device: Device, made: Made, closed: threadin
 
 
 class TensorStream(Iterator[dict[str, Any]]):
-    """What `tensor_batches` returns: an iterator. `close`, a with statement, or forgetting it ends it and what it takes from."""
+    """What `tensor_batches` returns: an iterator. `close`, a with statement, or forgetting it ends it and its source."""
 
     def __init__(self, batches: Iterator[Batch], device: Any, ahead: int) -> None:
         made: Made = Queue(ahead)

@@ -7,16 +7,12 @@ import pytest
 from replaysvc.errors import StorageError
 from replaysvc.maintenance.examiner import Examiner
 from replaysvc.maintenance.fsck import check
-from tests.store_builders import append_each, make_table, segments
+from tests.store_builders import segments, three_segments
 
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "store"
-    store, table = make_table(path)
-    append_each(table, 0, 8)
-    store.close()
-    return path
+    return three_segments(tmp_path / "store")
 
 
 def broken(directory, kind):

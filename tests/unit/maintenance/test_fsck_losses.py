@@ -12,7 +12,7 @@ import pytest
 from replaysvc.maintenance.fsck import Severity, check
 from replaysvc.maintenance.restore import restore
 from replaysvc.storage.replacement import LOST
-from tests.store_builders import BIG, append_each, chunk, index, make_table, open_store, reopen, segments
+from tests.store_builders import BIG, append_each, chunk, index, make_table, open_store, reopen, segments, three_segments
 
 FIRST, SECOND, THIRD = (f"seg-{number:020d}" for number in (0, 3, 6))
 PAGE = 4096
@@ -20,11 +20,7 @@ PAGE = 4096
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "store"
-    store, table = make_table(path)
-    append_each(table, 0, 8)
-    store.close()
-    return path
+    return three_segments(tmp_path / "store")
 
 
 def flip(directory, at=None):

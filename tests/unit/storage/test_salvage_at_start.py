@@ -17,7 +17,7 @@ from replaysvc.maintenance.fsck import check as fsck
 from replaysvc.storage import System, segment
 from replaysvc.storage.pages import Item, Pages
 from replaysvc.storage.replacement import LOST
-from tests.store_builders import BIG, Troubled, append_each, chunk, index, make_table, open_store, reopen, segments
+from tests.store_builders import BIG, Troubled, append_each, chunk, index, open_store, reopen, segments, three_segments
 
 PAGE = 4096
 FIRST, SECOND, THIRD = (f"seg-{number:020d}" for number in (0, 3, 6))
@@ -25,11 +25,7 @@ FIRST, SECOND, THIRD = (f"seg-{number:020d}" for number in (0, 3, 6))
 
 @pytest.fixture
 def path(tmp_path):
-    path = tmp_path / "store"
-    store, table = make_table(path)
-    append_each(table, 0, 8)
-    store.close()
-    return path
+    return three_segments(tmp_path / "store")
 
 
 def roots(data):
