@@ -6,6 +6,8 @@ import pytest
 from replaysvc import FieldSpec, RaggedArray, Sequences, Signature, TableConfig, Transitions
 from replaysvc.batch import assemble, split
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.replay import Replay
+from replaysvc.storage import System
 from replaysvc.table import sampling
 from tests.builders import SCALARS, assert_same, write_episodes
 from tests.engine.test_parts import MIXED, write_mixed
@@ -110,3 +112,20 @@ def test_more_than_can_be_drawn_at_once_is_refused(replay):
         together(table, 1 << 19, Transitions(), 3)
     with pytest.raises(InvalidRequestError, match="sampler"):
         together(table, 4, Transitions(), 3, sampler="nobody")
+
+
+def test_no_step_is_younger_than_now_when_the_clock_was_set_back(tmp_path):
+    class Clock(System):
+        now_s = 1000.0
+
+        def time(self):
+            return self.now_s
+
+    clock = Clock()
+    with Replay(tmp_path / "s", system=clock) as replay:
+        table = replay.create_table("t", SCALARS)
+        write_episodes(table, [4])
+        clock.now_s += 5
+        assert table.sample(3).age_s.tolist() == [5, 5, 5]
+        clock.now_s -= 500
+        assert table.sample(3).age_s.tolist() == [0, 0, 0]

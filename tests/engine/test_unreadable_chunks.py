@@ -6,6 +6,7 @@ import pytest
 
 from replaysvc import StoreConfig, TableConfig
 from replaysvc.errors import CapacityError, ChunkCorruptError, NotFoundError, StorageError, UnavailableError
+from replaysvc.index.episode_records import list_episodes
 from replaysvc.replay import Replay
 from replaysvc.storage import System
 from replaysvc.storage.segment import Segment
@@ -187,3 +188,20 @@ def test_episode_of_which_all_steps_are_there_but_some_twice_is_damaged_and_says
         chunks["n_steps"][1] += 1
         with pytest.raises(ChunkCorruptError, match="episode 0: its chunks do not follow each other"):
             table.read_episode(0)
+
+
+def test_episode_whose_record_is_lost_is_nobodys(tmp_path):
+    import lmdb
+
+    with Replay(tmp_path / "s") as replay:
+        write_episodes(replay.create_table("t", SCALARS), [3, 4], actor="a")
+    environment = lmdb.open(str(next((tmp_path / "s" / "tables" / "t").glob("seg-*"))), max_dbs=8, map_size=1 << 30)
+    with environment.begin(write=True) as transaction:
+        assert transaction.delete((0).to_bytes(8, "big"), db=environment.open_db(b"episodes", transaction))
+    environment.close()
+    with Replay(tmp_path / "s") as replay:
+        table = replay.table("t")
+        assert [record.episode_id for record in table.episodes(actor="a")] == [1]
+        records = list_episodes(table._engine._core.index, 10, None, None, False)
+        assert [(record.episode_id, record.actor) for record in records] == [(1, "a"), (0, "")]
+        assert len(table.read_episode(0)["reward"]) == 3

@@ -99,6 +99,23 @@ def test_where_many_values_stand_around_offsets_they_come_in_the_declared_dtype_
     assert (items, offsets) == (None, None)
 
 
+def test_chunk_without_offsets_keeps_minus_zero_beside_others_also_in_a_slot_that_had_offsets():
+    cache, zero = Cache(SIGNATURE, 600, 600), chunk(1, 0)
+    zero[0].values[0] = -0.0
+    moved = chunk(1, 2, np.array([1000, 1000], np.float32))
+    seen = set()
+    while True:  # until a slot of one with offsets is given to the one without
+        around, around_slot, _ = cache.insert(Cache.RECENT, 0, moved, 1)
+        seen.add(around_slot)
+        plain, slot, _ = cache.insert(Cache.RECENT, 1, zero, 1)
+        values, _, _ = cache.take(0, np.array([plain, around]), np.array([slot, around_slot]))
+        assert values.tolist() == [[0, 0], [1002, 1002]]
+        assert np.signbit(values[0]).all()
+        if slot in seen:
+            break
+        cache.insert(Cache.RECENT, 2, moved, 1)
+
+
 def test_lossless_chunk_of_a_cast_column_widens_the_column():
     cache = Cache(SIGNATURE, 4000, 4000)
     cache.insert(Cache.RECENT, 0, chunk(1, 1), 1)
