@@ -12,86 +12,17 @@ cache once.
 Memory is reserved at once but only touched as rows are used. Not thread-safe: the table's lock is held around every call.
 """
 
-import math
-import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from replaysvc.codec import StoredColumn, widen
-from replaysvc.codec.halves import from_float16
+from replaysvc.codec import DecodedGroup, GroupColumn, StoredColumn, take_rows, widen
+from replaysvc.ring import Ring, reserve
 from replaysvc.spec import Signature
 from replaysvc.types import Allocate, Array
 
-_OFFSET_SHARE = 4  # a column with offsets in more than one item of so many is given out in the declared dtype
 _ROWS_PER_SLOT = 8  # a chunk shorter than this on average wastes rows; bounds the arena of offsets
-
-
-def reserve(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Returns an array of zeros that takes memory only as it is written, and gives it back when it is dropped.
-
-    The allocator would do neither for sizes that it keeps to itself: what it was given back it hands out again, all written.
-    """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size < mmap.PAGESIZE:
-        return np.zeros(shape, dtype)
-    return np.frombuffer(mmap.mmap(-1, size), dtype, math.prod(shape)).reshape(shape)
-
-
-class Ring:
-    """A range of arena rows and slots, handed out in order; the oldest entries are overwritten."""
-
-    def __init__(self, first: int, rows: int, first_slot: int, slots: int) -> None:
-        self._first, self._rows = first, rows
-        self._first_slot = first_slot
-        self._owner = reserve((slots,), np.int64)  # by slot: the index row of the chunk
-        self._begin = reserve((slots,), np.int64)  # by slot: its arena row
-        self._length = reserve((slots,), np.int64)
-        self._head = self._tail = 0  # slots used in all, and the oldest still alive
-        self._next = 0  # arena row, within the ring, where the next chunk goes
-        self.used = 0
-
-    def take(self, owner: int, length: int) -> tuple[int, int, list[tuple[int, int]]] | None:
-        """Returns (arena row, slot, overwritten (owner, arena row)), or None if the chunk is larger than the ring."""
-        slots = len(self._owner)
-        if length > self._rows or not slots:
-            return None
-        gone = []
-        if self._next + length > self._rows:  # a chunk lies in one piece; the rest up to the end stays unused this time
-            gone += self._free(self._next, self._rows)
-            self._next = 0
-        begin = self._next
-        gone += self._free(begin, begin + length)
-        if self._head - self._tail == slots:
-            gone.append(self._drop())
-        slot = self._head % slots
-        self._owner[slot], self._begin[slot], self._length[slot] = owner, begin, length
-        self._head += 1
-        self._next += length
-        self.used += length
-        return self._first + begin, self._first_slot + slot, gone
-
-    def used_slots(self) -> Array:
-        """Returns the slots of all entries that are there."""
-        return self._first_slot + np.arange(self._tail, self._head) % max(1, len(self._owner))
-
-    def _free(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Drops the oldest entries while they overlap rows [begin, end)."""
-        gone = []
-        while self._tail < self._head:
-            slot = self._tail % len(self._owner)
-            at = int(self._begin[slot])
-            if at >= end or at + int(self._length[slot]) <= begin:
-                break
-            gone.append(self._drop())
-        return gone
-
-    def _drop(self) -> tuple[int, int]:
-        slot = self._tail % len(self._owner)
-        self._tail += 1
-        self.used -= int(self._length[slot])
-        return int(self._owner[slot]), self._first + int(self._begin[slot])
 
 
 class Cache:
@@ -136,14 +67,14 @@ class Cache:
         self._budgets = (recent_bytes, faulted_bytes)
         self._reset()
 
-    def fits(self, columns: Sequence[StoredColumn]) -> bool:
+    def fits(self, columns: Sequence[StoredColumn | GroupColumn]) -> bool:
         """Returns whether the arena can hold these columns as it is; if not, call `widen_for` first."""
         return all(
             wide or column.values.dtype == spec.stored_dtype
             for column, spec, wide in zip(columns, self._specs, self._wide, strict=True)
         )
 
-    def widen_for(self, columns: Sequence[StoredColumn]) -> None:
+    def widen_for(self, columns: Sequence[StoredColumn | GroupColumn]) -> None:
         """Widens the columns that these need wide, and empties the cache; the caller forgets every location."""
         self._wide = [
             wide or column.values.dtype != spec.stored_dtype
@@ -163,10 +94,42 @@ class Cache:
             values = widen(column, spec) if self._wide[i] and spec.cast else column.values
             self._arenas[i][location : location + len(values)] = values
             if not self._wide[i]:
-                self._put_offset(i, slot, column.offsets)
+                self._put_offsets(i, slot, None if column.offsets is None else True, column.offsets)
         return place
 
-    def _put_offset(self, i: int, slot: int, offsets: Array | None) -> None:
+    def insert_group(
+        self, ring: int, rows: Array, group: DecodedGroup, chunks: Array
+    ) -> Iterator[tuple[Array, Array, Array, Array, Array]]:
+        """Copies in those of a group's chunks that are numbered `chunks`, in the order in which they lie: as many as the ring
+        holds at once. `rows` (int64 [chunks]) are the index rows of all.
+
+        Yields, a few times, (index rows, locations, slots, overwritten index rows, overwritten locations), all int64 [n].
+        """
+        lengths = group.n_steps[chunks] + 1
+        left = int(np.searchsorted(np.cumsum(lengths), self._rings[ring].rows, side="right"))
+        done = 0
+        while done < left:
+            count, location, slots, gone_rows, gone_at = self._rings[ring].take_run(rows[chunks[done:left]], lengths[done:left])
+            if not count:
+                return
+            now, sizes = chunks[done : done + count], lengths[done : done + count]
+            ends = location + np.cumsum(sizes)
+            source = group.rows_of(now)
+            for i, (column, spec) in enumerate(zip(group.columns, self._specs, strict=True)):
+                values = column.values[source]
+                if self._wide[i] and values.dtype != spec.dtype:
+                    values = values.astype(spec.dtype)
+                    if column.offsets is not None:
+                        values += column.offsets[now].repeat(sizes, axis=0)
+                self._arenas[i][location : int(ends[-1])] = values
+                if not self._wide[i]:
+                    around = None if column.around is None else column.around[now]
+                    self._put_offsets(i, slots, around, None if column.offsets is None else column.offsets[now])
+            yield rows[now], ends - sizes, slots, gone_rows, gone_at
+            done += count
+
+    def _put_offsets(self, i: int, slots: Any, around: Any, offsets: Array | None) -> None:
+        """Notes of one slot or many whether values stand around offsets, and which; all other offsets are -0.0."""
         has, values = self._has_offset[i], self._offsets[i]
         if has is None or values is None:
             if offsets is None:
@@ -175,8 +138,8 @@ class Cache:
             values = self._offsets[i] = reserve((self._slots, *self._specs[i].shape), self._specs[i].dtype)
             for ring in self._rings:
                 values[ring.used_slots()] = -0.0
-        has[slot] = offsets is not None
-        values[slot] = -0.0 if offsets is None else offsets  # to add -0.0 changes no value, not even -0.0
+        has[slots] = around is not None and around
+        values[slots] = -0.0 if offsets is None else offsets  # to add -0.0 changes no value, not even -0.0
 
     def has_offsets(self, i: int) -> bool:
         """Returns whether values of column `i` may stand around offsets at present."""
@@ -196,20 +159,7 @@ class Cache:
         `slots` [B] are the slots of the chunks that the rows belong to; needed only if `has_offsets(i)`. Rows must be valid;
         memory is the caller's, made by `allocate`.
         """
-        arena = self._arenas[i]
-        values = allocate((len(rows), *arena.shape[1:]), arena.dtype)
-        arena.take(rows, 0, values, "clip")  # other modes make a copy first
-        has, offsets = self._has_offset[i], self._offsets[i]
-        if has is None or offsets is None or self._wide[i]:
-            return values, None, None
-        assert slots is not None
-        around = has.take(slots)
-        count = np.count_nonzero(around)
-        if count * _OFFSET_SHARE > len(rows):
-            wide = from_float16(values, self._specs[i].dtype, allocate)
-            wide += offsets.take(slots, axis=0)
-            return wide, None, None
-        if not count:
-            return values, None, None
-        items = np.flatnonzero(around)
-        return values, items.astype(np.uint32), offsets.take(slots[items], axis=0)
+        around = offsets = None
+        if not self._wide[i]:
+            around, offsets = self._has_offset[i], self._offsets[i]
+        return take_rows(self._arenas[i], rows, around, offsets, slots, self._specs[i], allocate)

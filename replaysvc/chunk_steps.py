@@ -5,7 +5,8 @@ import math
 from replaysvc.config import TableConfig
 from replaysvc.spec import Signature
 
-_STATE_CHUNK_BYTES = 8 << 10  # stored, of a state column's chunk: smaller compresses worse, larger decodes slower when cold
+_STATE_CHUNK_BYTES = 4 << 10  # decoded, of a state column's chunk. A chunk then takes about a page of the store: larger ones
+# take no less of the disk for a step, and are slower to decode when one step of them is wanted
 _IMAGE_ROW_BYTES = 1 << 10
 _IMAGE_CHUNK_STEPS = 32
 _CHUNK_RAW_BYTES = 48 << 20  # of a chunk as (s, a, r, s'), which bounds its encoded bytes even where nothing compresses

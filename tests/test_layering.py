@@ -18,7 +18,7 @@ FLOORS = (
         "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "batch", "chunk_steps", "metadata", "writer",
         "interface",
     ),
-    ("storage", "maintenance", "cache"),
+    ("storage", "maintenance", "ring", "cache"),
     ("index", "sampling", "table"),
     ("embedded_sink", "embedded_table", "keeper", "replay"),
     ("access", "rpc"),

@@ -5,6 +5,7 @@ from replaysvc.codec.checksum import checksum
 from replaysvc.codec.decoder import ChunkDecoder, DecodedChunk
 from replaysvc.codec.encoder import ChunkEncoder
 from replaysvc.codec.header import ChunkHeader, ChunkInfo, checksum_of, read_header, steps_of
+from replaysvc.codec.together import DecodedGroup, GroupColumn, GroupDecoder, take_rows
 
 __all__ = [
     "ChunkDecoder",
@@ -12,10 +13,14 @@ __all__ = [
     "ChunkHeader",
     "ChunkInfo",
     "DecodedChunk",
+    "DecodedGroup",
+    "GroupColumn",
+    "GroupDecoder",
     "StoredColumn",
     "checksum",
     "checksum_of",
     "read_header",
     "steps_of",
+    "take_rows",
     "widen",
 ]

@@ -314,19 +314,13 @@ class TableIndex:
         """Returns one field of chunk rows, a copy."""
         return self.chunks[name][np.asarray(rows, np.int64) - self.chunks.base]
 
-    def uncached(self, rows: Array) -> list[int]:
-        """Returns those of `rows` that are not in the cache."""
-        missing: list[int] = rows[self.field("location", rows) == NONE].tolist()
-        return missing
-
-    def note_cached(self, row: int, location: int, slot: int, overwritten: Sequence[tuple[int, int]]) -> None:
-        """Notes where a chunk now stands in the cache, after the chunks that it overwrote."""
-        locations, base = self.chunks["location"], self.chunks.base
-        for old_row, old_location in overwritten:
-            if old_row >= base and locations[old_row - base] == old_location:
-                locations[old_row - base] = NONE
-        locations[row - base] = location
-        self.chunks["slot"][row - base] = slot
+    def note_cached(self, rows: Array, locations: Array, slots: Array, old_rows: Array, old_locations: Array) -> None:
+        """Notes where chunks now stand in the cache, after those that they overwrote; all arrays int64 [n]."""
+        location, base = self.chunks["location"], self.chunks.base
+        old, was = old_rows[old_rows >= base] - base, old_locations[old_rows >= base]
+        location[old[location[old] == was]] = NONE
+        location[rows - base] = locations
+        self.chunks["slot"][rows - base] = slots
 
     def forget_locations(self) -> None:
         """Notes that the cache is empty."""

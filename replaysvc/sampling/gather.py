@@ -3,18 +3,16 @@
 The table holds its lock around these functions; nothing here touches the disk.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from replaysvc.batch import HER_COLUMNS, BatchColumn
 from replaysvc.cache import Cache
-from replaysvc.codec import DecodedChunk, widen
 from replaysvc.index.chunk_links import NONE
 from replaysvc.index.table_index import TERMINATED, TRUNCATED, TableIndex
 from replaysvc.nstep import transition_targets
 from replaysvc.relabel import Ends, relabel
 from replaysvc.requests import Stack, StackPadding, Transitions
+from replaysvc.sampling.fetch import Fetched
 from replaysvc.sampling.planning import Plan
 from replaysvc.spec import Signature
 from replaysvc.types import Allocate, Array
@@ -62,7 +60,7 @@ class Source:
     """Takes rows of chunks out of the cache, or out of fetched chunks where the cache could not keep them."""
 
     def __init__(
-        self, index: TableIndex, cache: Cache, signature: Signature, fetched: Mapping[int, DecodedChunk], now_s: float,
+        self, index: TableIndex, cache: Cache, signature: Signature, fetched: Fetched, now_s: float,
         allocate: Allocate = np.empty,
     ) -> None:  # fmt: skip
         self.index, self.signature, self.now_s, self._allocate = index, signature, now_s, allocate
@@ -88,7 +86,7 @@ class Source:
         spec = self.signature.columns[i]
         name = name or spec.name
         if not place.cached:
-            return BatchColumn(name, self._take_mixed(i, place, allocate))
+            return self._take_mixed(i, place, name, allocate)
         slots = place.slots if self._cache.has_offsets(i) else None
         values, rows, offsets = self._cache.take(i, place.arena_rows, slots, allocate)
         return BatchColumn(name, values.reshape(*place.shape, *spec.shape), rows, offsets)
@@ -97,19 +95,28 @@ class Source:
         """Returns column `i` at a place, in the declared dtype."""
         return self.take_own(i, place).widen(self.signature.columns[i])
 
-    def _take_mixed(self, i: int, place: Place, allocate: Allocate) -> Array:
-        """The rare case that a batch needs more chunks than a ring holds: all of it in the declared dtype."""
-        spec, rows, offsets = self.signature.columns[i], place.rows, place.offsets
-        values = allocate((len(rows), *spec.shape), spec.dtype)
+    def _take_mixed(self, i: int, place: Place, name: str, allocate: Allocate) -> BatchColumn:
+        """Where not all is in the cache: one take from there, and one from what was fetched."""
+        spec = self.signature.columns[i]
         cached = place.location != NONE
-        hits = np.flatnonzero(cached)
+        hits, others = np.flatnonzero(cached), np.flatnonzero(~cached)
+        parts = []
         if hits.size:
-            stored = self._cache.take(i, place.arena_rows[hits], place.slots[hits])
-            values[hits] = BatchColumn(spec.name, *stored).widen(spec)
-        for row in np.unique(rows[~cached]).tolist():
-            here = np.flatnonzero(rows == row)
-            values[here] = widen(self._fetched[row].columns[i], spec)[offsets[here]]
-        return values.reshape(*place.shape, *spec.shape)
+            slots = place.slots[hits] if self._cache.has_offsets(i) else None
+            parts.append((hits, BatchColumn(name, *self._cache.take(i, place.arena_rows[hits], slots))))
+        for items, found in self._fetched.take(i, spec, place.rows[others], place.offsets[others]):
+            parts.append((others[items], BatchColumn(name, *found)))
+        if len({part.values.dtype for _, part in parts}) > 1:
+            parts = [(items, BatchColumn(name, part.widen(spec))) for items, part in parts]
+        values = allocate((len(place.rows), *spec.shape), parts[0][1].values.dtype)
+        for items, part in parts:
+            values[items] = part.values
+        values = values.reshape(*place.shape, *spec.shape)
+        moved = [(items[part.offset_rows], part.offset_values) for items, part in parts if part.offset_rows is not None]
+        if not moved:
+            return BatchColumn(name, values)
+        rows, offsets = zip(*moved, strict=True)
+        return BatchColumn(name, values, np.concatenate(rows).astype(np.uint32), np.concatenate(offsets))
 
     def take_frames(self, i: int, place: Place, frames: Array, padding: StackPadding, name: str = "") -> BatchColumn:
         """Returns a stack at a place [B, K]; `frames` (bool [B, K]) says which of its entries stand before the episode."""

@@ -3,7 +3,6 @@
 The table holds its lock around these functions; nothing here touches the disk.
 """
 
-from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from replaysvc.layout import Layout
 from replaysvc.relabel import choose_steps
 from replaysvc.requests import AtEnd, Episodes, Sequences, Transitions, Window
 from replaysvc.sampling.drawing import Samplers
+from replaysvc.sampling.fetch import Fetched
 from replaysvc.selectors import Drawn
 from replaysvc.types import Array
 from replaysvc.windows import Frames, Windows, resolve_backward, resolve_forward
@@ -194,14 +194,17 @@ def _choose_goals(index: TableIndex, rng: np.random.Generator, what: Window, row
     return Goals(relabeled, found, np.where(relabeled, steps - chunks["first_step"][known], offsets))
 
 
-def missing_rows(plan: Plan, index: TableIndex, fetched: Container[int]) -> list[int] | None:
-    """Returns the chunk rows of a plan that are neither cached nor fetched; None if some were removed meanwhile."""
+def missing_rows(plan: Plan, index: TableIndex, fetched: Fetched | None = None) -> Array | None:
+    """Returns the chunk rows of a plan, ascending, that are neither cached nor fetched; None if some were removed meanwhile."""
     chunks = index.chunks
-    missing: set[int] = set()
+    missing = []
     for rows in plan.rows:
         if chunks.base and int(rows.min()) < chunks.base:
             return None
         absent = chunks["location"][rows - chunks.base] == NONE
         if absent.any():
-            missing.update(row for row in np.unique(rows[absent]).tolist() if row not in fetched)
-    return sorted(missing)
+            missing.append(rows[absent])
+    if not missing:
+        return np.empty(0, np.int64)
+    found = np.unique(np.concatenate(missing))
+    return found if fetched is None else fetched.lacking(found)

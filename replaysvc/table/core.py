@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from replaysvc.cache import Cache
-from replaysvc.codec import ChunkDecoder, DecodedChunk
+from replaysvc.codec import ChunkDecoder, DecodedChunk, DecodedGroup
 from replaysvc.config import TableConfig
 from replaysvc.errors import ReplayError
+from replaysvc.index.chunk_links import NONE
 from replaysvc.index.table_index import DELETED, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.sampling.drawing import Samplers
@@ -72,7 +73,20 @@ class Core:
         place = self.cache.insert(ring, row, chunk.columns, chunk.header.info.n_steps)
         if place is not None:
             location, slot, overwritten = place
-            self.index.note_cached(row, location, slot, overwritten)
+            gone = np.array(overwritten, np.int64).reshape(-1, 2)
+            self.index.note_cached(np.array([row]), np.array([location]), np.array([slot]), gone[:, 0], gone[:, 1])
+
+    def cache_group(self, ring: int, rows: Array, group: DecodedGroup) -> None:
+        """Puts those of a group's chunks into the cache that are stored and not there; `rows` [chunks] are by the index."""
+        order = group.order[rows[group.order] >= self.index.chunks.base]  # the others were removed meanwhile
+        chunks = order[self.index.field("location", rows[order]) == NONE]
+        if not chunks.size:
+            return
+        if not self.cache.fits(group.columns):
+            self.cache.widen_for(group.columns)
+            self.index.forget_locations()
+        for placed in self.cache.insert_group(ring, rows, group, chunks):
+            self.index.note_cached(*placed)
 
     def mark_dead(self, row: int) -> bool:
         """Leaves a chunk that cannot be read out of everything from now on; returns whether that is news."""

@@ -4,19 +4,18 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
 
 import numpy as np
 
 from replaysvc.batch import BatchColumn
 from replaysvc.cache import Cache
 from replaysvc.checks import check_number, check_text
-from replaysvc.codec import DecodedChunk
+from replaysvc.codec import GroupDecoder
 from replaysvc.config import MAX_LARGE_BYTES
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError, StorageError, UnavailableError
 from replaysvc.layout import layout_of
 from replaysvc.requests import Transitions, Window
-from replaysvc.sampling.fetch import fetch
+from replaysvc.sampling.fetch import Fetched, Reader
 from replaysvc.sampling.gather import Source, gather_transitions
 from replaysvc.sampling.gather_sequences import gather_sequences
 from replaysvc.sampling.planning import Plan, make_plan, missing_rows
@@ -43,6 +42,7 @@ class Sampling:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._reader = Reader(core.store, core.decoder, GroupDecoder(core.signature))
         self._most_steps = _MOST_BYTES // max(core.signature.raw_step_bytes, _MIN_STEP_BYTES)
 
     def draw(
@@ -163,9 +163,10 @@ class Sampling:
         """Returns the columns of a plan if all of it is cached, and it is not so large that it is taken in parts. The lock
         is held."""
         core = self._core
-        if plan.steps > _PART_STEPS or missing_rows(plan, core.index, ()) != []:
+        missing = None if plan.steps > _PART_STEPS else missing_rows(plan, core.index)
+        if missing is None or missing.size:
             return None
-        columns = self._columns(plan, {}, core.clock(), allocate)
+        columns = self._columns(plan, Fetched(), core.clock(), allocate)
         core.counts["hits"] += len(plan.drawn.positions)
         self._count(plan)
         return columns
@@ -175,7 +176,7 @@ class Sampling:
         self._core.counts["items"] += len(plan.drawn.positions)
 
     def _columns(
-        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float, allocate: Allocate
+        self, plan: Plan, fetched: Fetched, now_s: float, allocate: Allocate
     ) -> list[BatchColumn]:
         """Returns the columns of a plan, of which nothing is missing. The lock is held."""
         core = self._core
@@ -221,13 +222,13 @@ class Sampling:
         Raises:
           _TooLargeError: it should be made in parts; nothing was done.
         """
-        fetched: dict[int, DecodedChunk] = {}
+        fetched = Fetched()
         if plan.steps > _PART_STEPS and len(plan.drawn.positions) > 1:
             raise _TooLargeError
         with contextlib.ExitStack() as reading:
             while True:
                 missing, columns = self._take(plan, fetched, now_s, allocate)
-                if not missing:
+                if not missing.size:
                     return columns
                 if not fetched:
                     reading.enter_context(_READERS)
@@ -235,27 +236,30 @@ class Sampling:
                     return None
 
     def _take(
-        self, plan: Plan, fetched: Mapping[int, DecodedChunk], now_s: float, allocate: Allocate
-    ) -> tuple[list[int], list[BatchColumn] | None]:
+        self, plan: Plan, fetched: Fetched, now_s: float, allocate: Allocate
+    ) -> tuple[Array, list[BatchColumn] | None]:
         """Returns the rows of chunks that must be read first, or the columns; neither if some chunks are gone."""
         core = self._core
         with core.changed:
             core.check_open()
             missing = missing_rows(plan, core.index, fetched)
             if missing is None:
-                return [], None
-            steps = int(core.index.field("n_steps", missing).sum()) if missing else 0
+                return np.empty(0, np.int64), None
+            steps = int(core.index.field("n_steps", missing).sum()) if missing.size else 0
             if steps * core.signature.raw_step_bytes > _PART_BYTES and len(plan.drawn.positions) > 1:
                 raise _TooLargeError
             core.counts["misses"] += len(missing)
             if not fetched:
                 anchors = plan.windows.rows[:, 0]
-                core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing else 0)
-            if missing:
+                core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing.size else 0)
+            if missing.size:
                 return missing, None
-            return [], self._columns(plan, fetched, now_s, allocate)
+            columns = self._columns(plan, fetched, now_s, allocate)
+            for rows, group in fetched.groups:  # not before: they might push out what else the batch needs
+                core.cache_group(Cache.FAULTED, rows, group)
+            return missing, columns
 
-    def _read(self, missing: list[int], fetched: dict[int, DecodedChunk]) -> bool:
+    def _read(self, missing: Array, fetched: Fetched) -> bool:
         """Reads and decodes chunks into `fetched` and the cache; returns whether all could be read; leaves out what cannot."""
         core = self._core
         with core.changed:
@@ -263,15 +267,13 @@ class Sampling:
             if missing[0] < core.index.chunks.base:  # removed meanwhile
                 return False
             ids, checksums = core.index.field("chunk_id", missing), core.index.field("checksum", missing)
-        found = fetch(core.store, core.decoder, missing, ids, checksums)
+        found = self._reader.read(missing, ids, checksums)
         with core.changed:
             core.check_open()  # of a table that was deleted meanwhile, nothing was there to read any more
             damaged = [(chunk_id, reason) for row, chunk_id, reason in found.bad if core.mark_dead(row)]
             core.counts["corrupt"] += len(damaged)
-            fetched |= found.chunks
-            for row, chunk in found.chunks.items():
-                if row >= core.index.chunks.base and core.index.uncached(np.array([row])):  # it may be removed meanwhile
-                    core.cache_chunk(Cache.FAULTED, row, chunk)
+            if found.group is not None:
+                fetched.groups.append((missing, found.group))
         for chunk_id, reason in damaged:  # not what was removed meanwhile
             core.store.quarantine_chunk(chunk_id, reason)
-        return bool(found.chunks)
+        return found.group is not None

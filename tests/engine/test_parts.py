@@ -5,6 +5,7 @@ import pytest
 
 from replaysvc import FieldSpec, Her, Sequences, Signature, StoreConfig, TableConfig, Transitions
 from replaysvc.replay import Replay
+from replaysvc.sampling.fetch import Reader
 from replaysvc.table import sampling
 from tests.builders import NEAR, assert_same, make_goal_table
 
@@ -72,7 +73,7 @@ def test_cold_batch_never_holds_more_than_a_part_of_its_chunks(tmp_path, monkeyp
         store, reads = table._engine._store, []
         read = store.read
         monkeypatch.setattr(store, "read", lambda ids: reads.append(len(ids)) or read(ids))
-        monkeypatch.setattr(table._engine._core.cache, "insert", lambda *_: None)  # nothing stays there
+        monkeypatch.setattr(table._engine._core.cache, "insert_group", lambda *_: ())  # nothing stays there
         bound = 3 * 4 * MIXED.raw_step_bytes
         assert_same(in_parts(monkeypatch, table, 200, steps=1 << 18, size=bound, seed=1), whole)
         assert max(reads) <= 3
@@ -85,16 +86,16 @@ def test_chunks_that_are_removed_while_they_are_read_leave_the_cache_alone(tmp_p
     with Replay(tmp_path / "s", SMALL) as replay:
         write_mixed(replay.create_table("t", MIXED, config), 10, 4, rng)
     with Replay(tmp_path / "s", SMALL) as replay:
-        table, fetch = replay.table("t"), sampling.fetch
+        table, read = replay.table("t"), Reader.read
 
         def slow(*arguments):
-            found = fetch(*arguments)
-            monkeypatch.setattr(sampling, "fetch", fetch)
+            found = read(*arguments)
+            monkeypatch.setattr(Reader, "read", read)
             write_mixed(table, 8, 4, rng)
             table._engine.resize_cache(1 << 20, 1 << 20)  # which empties it
             return found
 
-        monkeypatch.setattr(sampling, "fetch", slow)
+        monkeypatch.setattr(Reader, "read", slow)
         table.sample(64, seed=1)
         for record in table.episodes():
             columns = table.read_episode(record.episode_id)

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from replaysvc import FieldSpec, Signature
-from replaysvc.cache import Cache, Ring
-from replaysvc.codec import StoredColumn
+from replaysvc.cache import Cache
+from replaysvc.codec import DecodedGroup, GroupColumn, StoredColumn
 
 SIGNATURE = Signature(FieldSpec("o", (2,), np.float32), FieldSpec("a", (), np.int64))  # o as float16
 
@@ -15,46 +14,6 @@ SIGNATURE = Signature(FieldSpec("o", (2,), np.float32), FieldSpec("a", (), np.in
 def chunk(n, value, offsets=None, dtype=np.float16):
     observation = np.full((n + 1, 2), value, dtype) + np.arange(n + 1, dtype=dtype)[:, None]
     return (StoredColumn(observation, offsets), StoredColumn(np.full(n, value)), StoredColumn(np.zeros(n, np.float32)))
-
-
-def test_ring_hands_out_rows_in_order_and_overwrites_the_oldest():
-    ring = Ring(100, 10, 0, 8)
-    assert ring.take(0, 4) == (100, 0, [])
-    assert ring.take(1, 4) == (104, 1, [])
-    assert ring.used == 8
-    # 4 rows do not fit in the 2 that are left: from the start again, over chunk 0
-    assert ring.take(2, 4) == (100, 2, [(0, 100)])
-    assert ring.take(3, 3) == (104, 3, [(1, 104)])
-    assert ring.take(4, 9) == (100, 4, [(2, 100), (3, 104)])
-    assert ring.used == 9
-
-
-def test_ring_out_of_slots_overwrites_the_oldest_too():
-    ring = Ring(0, 100, 5, 2)
-    assert ring.take(0, 1) == (0, 5, [])
-    assert ring.take(1, 1) == (1, 6, [])
-    assert ring.take(2, 1) == (2, 5, [(0, 0)])
-
-
-def test_chunk_larger_than_the_ring_is_not_taken():
-    assert Ring(0, 3, 0, 2).take(0, 4) is None
-    assert Ring(0, 0, 0, 1).take(0, 1) is None
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_ring_never_gives_out_rows_that_are_still_owned(seed):
-    rng = np.random.default_rng(seed)
-    ring, owned = Ring(7, 40, 0, 6), {}
-    for owner in range(500):
-        length = int(rng.integers(1, 15))
-        begin, slot, gone = ring.take(owner, length)
-        for old, at in gone:
-            assert owned.pop(old)[0] == at
-        rows = set(range(begin, begin + length))
-        assert rows <= set(range(7, 47))
-        assert all(not rows & set(range(b, b + n)) and slot != s for b, n, s in owned.values())
-        owned[owner] = (begin, length, slot)
-        assert ring.used == sum(n for _, n, _ in owned.values())
 
 
 def test_values_come_back_in_stored_precision():
@@ -166,3 +125,65 @@ def test_memory_that_a_cache_gives_back_is_not_handed_out_written():
         for cache in caches:
             cache.resize(20 << 20, 5 << 20)
     assert resident() - before < 20 << 20
+
+
+def group_of(lengths, values, offsets=None, dtype=np.float16):
+    """Chunks decoded together, in the order in which they lie: chunk k holds values[k], values[k] + 1, ... in each row."""
+    n_steps = np.array(lengths)
+    starts = np.cumsum(n_steps + 1) - (n_steps + 1)
+    rows = np.concatenate([value + np.arange(n + 1) for n, value in zip(lengths, values, strict=True)])
+    around = None if offsets is None else np.array([offset is not None for offset in offsets])
+    if offsets is not None:
+        offsets = np.array([[-0.0, -0.0] if offset is None else offset for offset in offsets], np.float32)
+    observation = GroupColumn(np.stack([rows, rows], 1).astype(dtype), around, offsets)
+    columns = observation, GroupColumn(rows.astype(np.int64)), GroupColumn(rows.astype(np.float32))
+    return DecodedGroup(starts, n_steps, np.arange(len(lengths)), columns)
+
+
+def test_group_comes_in_as_its_chunks_would_one_by_one():
+    cache = Cache(SIGNATURE, 4000, 4000)
+    group = group_of([1, 3, 2], [10, 20, 30])
+    ((rows, locations, slots, gone, _),) = cache.insert_group(Cache.FAULTED, np.array([7, 8, 9]), group, np.arange(3))
+    assert rows.tolist() == [7, 8, 9]
+    assert (locations - locations[0]).tolist() == [0, 2, 6]
+    assert gone.size == 0
+    values, items, _ = cache.take(0, locations + 1, slots)
+    assert values[:, 0].tolist() == [11, 21, 31]
+    assert items is None
+
+
+def test_only_the_chunks_that_are_named_come_in():
+    cache = Cache(SIGNATURE, 4000, 4000)
+    group = group_of([1, 3, 2], [10, 20, 30], [None, [500, 0], [1000, 0]])
+    ((rows, locations, slots, _, _),) = cache.insert_group(Cache.FAULTED, np.array([7, 8, 9]), group, np.array([0, 2]))
+    assert rows.tolist() == [7, 9]
+    wide = cache.take(0, locations, slots)[0]  # one of two stands around an offset
+    assert wide[:, 0].tolist() == [10, 1030]
+
+
+def test_group_larger_than_the_ring_comes_in_as_far_as_it_fits():
+    cache = Cache(SIGNATURE, 600, 600)
+    rows = cache._rings[Cache.FAULTED].rows
+    count = rows // 2 + 3
+    group = group_of([1] * count, range(count))
+    placed = list(cache.insert_group(Cache.FAULTED, np.arange(count), group, np.arange(count)))
+    assert 0 < sum(len(each[0]) for each in placed) <= rows // 2
+    for index_rows, locations, slots, _, _ in placed[-1:]:
+        assert cache.take(1, locations, slots)[0].tolist() == index_rows.tolist()
+    assert list(Cache(SIGNATURE, 0, 0).insert_group(Cache.FAULTED, np.arange(count), group, np.arange(count))) == []
+
+
+def test_group_in_float16_is_widened_where_the_arena_is_wide():
+    cache = Cache(SIGNATURE, 4000, 4000)
+    cache.widen_for(chunk(1, 1e30, dtype=np.float32))
+    group = group_of([1, 1], [10, 20], [None, [500, 0]])
+    ((_, locations, slots, _, _),) = cache.insert_group(Cache.RECENT, np.array([0, 1]), group, np.array([0, 1]))
+    values = cache.take(0, np.concatenate([locations, locations + 1]), np.concatenate([slots, slots]))[0]
+    assert values.dtype == np.float32
+    assert values.tolist() == [[10, 10], [520, 20], [11, 11], [521, 21]]
+
+
+def test_wide_group_does_not_fit_an_arena_of_float16():
+    cache = Cache(SIGNATURE, 4000, 4000)
+    assert cache.fits(group_of([1], [1]).columns)
+    assert not cache.fits(group_of([1], [1], dtype=np.float32).columns)
