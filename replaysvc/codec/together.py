@@ -26,13 +26,13 @@ from replaysvc.codec.header import (
     bits_dtype,
     checksum_of,
 )
-from replaysvc.codec.zstd import decompress_parts
+from replaysvc.codec.zstd import decompress_into, decompress_parts
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.spec import FieldSpec, Signature
 from replaysvc.types import Allocate, Array
 
 _OFFSET_SHARE = 4  # a column with offsets in more than one item of so many is given out in the declared dtype
-_LARGE_BYTES = 64 << 10  # of a chunk's column: from here on, to copy it once less pays a call for each
+_LARGE_BYTES = 64 << 10  # of a chunk's column: from here on, to copy it once less is worth a call for each
 _CAST, _DELTA, _SHUFFLE, _ZSTD, _OFFSETS = map(int, (Stage.CAST, Stage.DELTA, Stage.SHUFFLE, Stage.ZSTD, Stage.OFFSETS))
 
 
@@ -116,19 +116,19 @@ class _Run:
     stop: int
     stride: int
     rows: int
-    some: bool
+    row_bytes: int
     chunks: Array
     slots: slice | Array
 
     @property
     def packed(self) -> bool:
         """Returns whether there is something to decompress; zstd takes a size of 0 for one that is not known."""
-        return bool(self.bits & _ZSTD and self.some)
+        return bool(self.bits & _ZSTD and self.row_bytes)
 
     @property
-    def plain(self) -> bool:
-        """Returns whether the bytes before zstd are the values."""
-        return not self.bits & (_OFFSETS | _SHUFFLE | _DELTA | _CAST)
+    def direct(self) -> bool:
+        """Returns whether the bytes before zstd are the values, and so many that they go straight to their place."""
+        return not self.bits & (_OFFSETS | _SHUFFLE | _DELTA | _CAST) and self.rows * self.row_bytes >= _LARGE_BYTES
 
 
 class GroupDecoder:
@@ -205,16 +205,16 @@ class GroupDecoder:
             start, stride = int(starts[block[0]]), length + 1
             stop = start + stride * len(block)
             for i, spec in enumerate(self._signature.columns):
-                here, some = bits[block, i], spec.row_bytes > 0
+                here = bits[block, i]
                 rows = length + (i < self._observations)
                 for stages in set(here.tolist()):
                     places = np.flatnonzero(here == stages)
-                    whole = len(places) == len(block)
-                    yield _Run(i, stages, start, stop, stride, rows, some, block[places], slice(None) if whole else places)
+                    slots = slice(None) if len(places) == len(block) else places
+                    yield _Run(i, stages, start, stop, stride, rows, spec.row_bytes, block[places], slots)
 
     @staticmethod
     def _contents(chunks: Sequence[bytes], runs: list[_Run], begins: Array, sizes: Array, raws: Array) -> list[list[Any]]:
-        """Returns the bytes before zstd of each run's chunks."""
+        """Returns the bytes before zstd of each run's chunks; of those that are direct, the bytes in the chunk."""
         contents: list[list[Any]] = []
         frames, frame_sizes = [], []
         for run in runs:
@@ -222,19 +222,20 @@ class GroupDecoder:
             ends = (at + sizes[run.chunks, run.column]).tolist()
             parts = [chunks[k][start:end] for k, start, end in zip(run.chunks.tolist(), at.tolist(), ends, strict=True)]
             contents.append(parts)
-            if run.packed:
+            if run.packed and not run.direct:
                 frames += parts
                 frame_sizes.append(raws[run.chunks, run.column])
         unpacked = iter(decompress_parts(frames, np.concatenate(frame_sizes)) if frames else ())
         return [
-            list(islice(unpacked, len(parts))) if run.packed else parts for run, parts in zip(runs, contents, strict=True)
+            list(islice(unpacked, len(parts))) if run.packed and not run.direct else parts
+            for run, parts in zip(runs, contents, strict=True)
         ]
 
 
 def _column(spec: FieldSpec, runs: list[tuple[_Run, list[Any]]], total: int, chunks: int) -> GroupColumn:
     """Returns a column of `total` rows from the bytes of its runs."""
     cast = all(run.bits & _CAST for run, _ in runs)
-    values = np.zeros((total, *spec.shape), np.float16 if cast else spec.dtype)
+    values = np.empty((total, *spec.shape), np.float16 if cast else spec.dtype)
     around = offsets = None
     if cast and any(run.bits & _OFFSETS for run, _ in runs):
         around, offsets = np.zeros(chunks, np.bool_), np.full((chunks, *spec.shape), -0.0, spec.dtype)
@@ -242,9 +243,13 @@ def _column(spec: FieldSpec, runs: list[tuple[_Run, list[Any]]], total: int, chu
         if not values.size:
             break
         rows = values[run.start : run.stop].reshape(-1, run.stride, *spec.shape)[:, : run.rows]
-        if run.plain and len(parts[0]) >= _LARGE_BYTES:
+        if run.direct:
             for slot, part in zip(np.arange(len(rows))[run.slots].tolist(), parts, strict=True):
-                rows[slot] = np.frombuffer(part, values.dtype).reshape(rows.shape[1:])
+                raw = rows[slot].reshape(-1).view(np.uint8)
+                if run.packed:
+                    decompress_into(part, raw)
+                else:
+                    raw[:] = np.frombuffer(part, np.uint8)
             continue
         body, centre = np.frombuffer(b"".join(parts), np.uint8).reshape(len(parts), -1), None
         if run.bits & _OFFSETS:

@@ -71,6 +71,21 @@ def decompress_parts(frames: list[Any], sizes: Array) -> list[Any]:
     return [found[i] for i in range(len(found))]
 
 
+def decompress_into(frame: bytes, target: Array) -> None:
+    """Decompresses a frame, trusted as in `decompress_parts`, into `target`, contiguous uint8 of its size.
+
+    Raises:
+      ChunkCorruptError: the frame has another size, or is damaged.
+    """
+    try:
+        with _decompressor().stream_reader(frame) as reader:
+            whole = reader.readinto(target) == len(target) and not reader.read(1)
+    except zstandard.ZstdError as error:
+        raise ChunkCorruptError(f"chunk: a column does not decompress: {error}") from error
+    if not whole:
+        raise ChunkCorruptError(f"chunk: a column does not decompress to {len(target)} bytes")
+
+
 def _decompressor() -> zstandard.ZstdDecompressor:
     """Returns this thread's own."""
     found = getattr(_local, "decompressor", None)
