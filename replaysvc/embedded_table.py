@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from replaysvc.batch import assemble, episode_columns
 from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_ids, check_number, shown
@@ -95,15 +95,29 @@ class EmbeddedTable:
             self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s) for _ in itertools.count()
         )
 
-    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
+    @overload
+    def update_priorities(
+        self, positions: Any, priorities: Any, *, sampler: str = ..., wait: Literal[True] = ...
+    ) -> UpdateCounts: ...
+
+    @overload
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = ..., wait: bool) -> UpdateCounts | None: ...
+
+    def update_priorities(
+        self, positions: Any, priorities: Any, *, sampler: str = "prioritized", wait: bool = True
+    ) -> UpdateCounts | None:
         """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.
 
-        A repeated position has its last priority.
+        A repeated position has its last priority. Returns how many positions had one set, and how many of them were ignored:
+        those that are not in the table (any more), or come again later. `wait=False` returns None: it means something where
+        there is a service to wait for, and here all is done on return anyway.
 
         Raises:
           InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none.
         """
-        return self._engine.update_priorities(sampler, positions, priorities)
+        wait = check_flag("wait", wait)
+        counts = self._engine.update_priorities(sampler, positions, priorities)
+        return counts if wait else None
 
     def set_limiter(self, limiter: Limiter) -> None:
         """Puts `limiter` in the place of the table's, durably; who waits is asked anew.

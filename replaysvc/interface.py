@@ -3,7 +3,7 @@ runs on either. The classes themselves (`replaysvc.replay`, `replay_client`) doc
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 from replaysvc.config import TableConfig
 from replaysvc.options import Limiter
@@ -34,7 +34,13 @@ class Table(Protocol):
         prefetch: int = 4, timeout_s: float = 60.0,
     ) -> Iterator[Batch]: ...  # fmt: skip
 
-    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts: ...
+    @overload
+    def update_priorities(
+        self, positions: Any, priorities: Any, *, sampler: str = ..., wait: Literal[True] = ...
+    ) -> UpdateCounts: ...
+
+    @overload
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = ..., wait: bool) -> UpdateCounts | None: ...
 
     def set_limiter(self, limiter: Limiter) -> None: ...
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from replaysvc.checks import check_number
-from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.checks import check_number, shown
+from replaysvc.errors import ConfigurationError, InvalidRequestError, SpecMismatchError
 
 MAX_PRIORITY = 1e30  # chosen by hand: its fourth power, summed over any table, is a float64 still
 PRIORITY_BOUND = 1.0000001e30  # as a float32, 1e30 is a little more
@@ -95,6 +95,19 @@ _KINDS: dict[str, Any] = {
     "uniform": Uniform, "prioritized": Prioritized, "recency": Recency, "episode_uniform": EpisodeUniform, "fifo": Fifo,
     "lifo": Lifo,
 }  # fmt: skip
+
+
+def check_sampler(samplers: Mapping[str, Sampler], name: str) -> Sampler:
+    """Returns the sampler `name` of a table. Raises InvalidRequestError."""
+    if name not in samplers:
+        raise InvalidRequestError(f"sampler: expected one of {sorted(samplers)}, found {shown(name)}")
+    return samplers[name]
+
+
+def check_prioritized(samplers: Mapping[str, Sampler], name: str) -> None:
+    """Raises ConfigurationError if the sampler `name` of a table has no priorities, InvalidRequestError if there is none."""
+    if not isinstance(sampler := check_sampler(samplers, name), Prioritized):
+        raise ConfigurationError(f"sampler {name}: expected a prioritized one to update, found {sampler!r}")
 
 
 def sampler_to_json(sampler: Sampler) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class TableStats:
     disk_bytes is what the table's files take, stored_bytes the chunks in it, raw_bytes the same steps as (s, a, r, s') in
     declared dtypes. cache_hits_total counts sampled items whose anchor was cached, cache_misses_total chunks read from
     disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
-    were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table.
+    were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table,
+    or came again later among those that were sent together.
     waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
     and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
     episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were

@@ -1,15 +1,12 @@
 """The learner's batches: what it asks the service for, and what it tells it back.
 
-They come from a stream, requests under way all the time. Where they are prioritized (Schaul et al. 2016), a thread sends the
-new priorities, so that the learner waits for no answer; those of a few batches go in one call, for a call costs as much as a
-third of an update, and the batches that are under way were drawn without them anyway. Beta grows by small steps, with a new
-stream for each.
+They come from a stream, requests under way all the time. Where they are prioritized (Schaul et al. 2016), the learner waits for
+no answer to the new priorities: the batches that are under way were drawn without them anyway. Beta grows by small steps, with
+a new stream for each.
 """
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
@@ -17,7 +14,6 @@ from dqn.config import Config
 from replay_client import Batch, Goal, Her, Prioritized, SparseReward, Table, Transitions
 
 _PREFETCH = 4  # requests under way
-_TOGETHER = 4  # batches whose priorities go in one call
 _TIMEOUT_S = 60.0  # for the table to hold what is asked for
 _BETA_UPDATES = 200  # updates between two steps of beta: a new stream throws away what was under way
 
@@ -39,9 +35,6 @@ class Batches:
         self._first_beta = sampler.beta if isinstance(sampler, Prioritized) else None
         self._stream: Iterator[Batch] = self._open(None)  # asks for nothing before the first batch is wanted
         self._renew_at = 0.0 if self._first_beta is not None else math.inf
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="priorities")
-        self._learned: list[tuple[np.ndarray, np.ndarray]] = []  # positions and priorities that are not sent yet
-        self._sent: Future[object] | None = None
 
     def draw(self, updates: int) -> Batch:
         """Returns the batch for the next update after `updates` of them."""
@@ -52,12 +45,11 @@ class Batches:
         return next(self._stream)
 
     def learned(self, batch: Batch, td_errors: np.ndarray) -> None:
-        """Tells the service how wrong the network was about each item: its new priority. Does not wait for the answer."""
-        if self._first_beta is None:
-            return
-        self._learned.append((batch.positions, np.abs(td_errors) + self._config.priority_epsilon))
-        if len(self._learned) == _TOGETHER:
-            self._send()
+        """Tells the service how wrong the network was about each item: its new priority. Does not wait for the answer; should
+        it be a refusal, a later call raises it, or the end of the with statement."""
+        if self._first_beta is not None:
+            priorities = np.abs(td_errors) + self._config.priority_epsilon
+            self._table.update_priorities(batch.positions, priorities, sampler=self._config.sampler, wait=False)
 
     def _open(self, beta: float | None) -> Iterator[Batch]:
         config = self._config
@@ -65,27 +57,9 @@ class Batches:
             config.batch_size, window(config), sampler=config.sampler, beta=beta, prefetch=_PREFETCH, timeout_s=_TIMEOUT_S
         )
 
-    def _send(self) -> None:
-        self._settle()
-        positions, priorities = (np.concatenate(parts) for parts in zip(*self._learned, strict=True))
-        self._learned.clear()
-        send = partial(self._table.update_priorities, sampler=self._config.sampler)
-        self._sent = self._thread.submit(send, positions, priorities)
-
-    def _settle(self) -> None:
-        """Waits for the answer to the last priorities. Raises what it says, which would else stay unseen."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent.result()
-
     def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                if self._learned:
-                    self._send()
-                self._settle()
-        finally:
-            self._thread.shutdown()
+        if kind is None and self._first_beta is not None:  # waits for all earlier priorities, which would else fail unseen
+            self._table.update_priorities([], [], sampler=self._config.sampler)

@@ -1,6 +1,7 @@
 """The client's `Replay`: the methods of the embedded store, over gRPC."""
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 from replay_client.connection import Connection, ProcessLock, Tls
 from replay_client.lifetimes import close_together
+from replay_client.priorities import PrioritySender, send_priorities
 from replay_client.sender import Sender
 from replay_client.table import RemoteTable, table_of
 from replaysvc.checks import check_flag, check_name, check_number, check_text, shown
@@ -29,6 +31,7 @@ class Client:
         self._connection = connection
         self._lock = ProcessLock()
         self._senders: dict[tuple[int, str, str, str, int | None], Sender] = {}
+        self._priorities: dict[tuple[int, str, str], PrioritySender] = {}
         self._retired: list[Sender] = []  # of tables that were deleted
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,12 +137,13 @@ class Client:
         self._connection.retrying(lambda: self._connection.call("Snapshot", request, timeout_s=_SNAPSHOT_TIMEOUT_S))
 
     def close(self) -> None:
-        """Stores what writers were given, for up to `call_timeout_s`, ends them, and closes this process's connection; a later
-        call connects again. Raises what kept it from storing all. In a signal handler, raise SystemExit instead: it may stand
-        in the middle of an `append`, which this would wait for; the interpreter's exit does the same afterwards."""
+        """Stores what writers were given, and sends the priorities that nobody waited for, for up to `call_timeout_s`, ends the
+        writers, and closes this process's connection; a later call connects again. Raises what kept it from storing all. In a
+        signal handler, raise SystemExit instead: it may stand in the middle of an `append`, which this would wait for; the
+        interpreter's exit does the same afterwards."""
         with self._lock:
-            senders = self._retired + list(self._senders.values())
-            self._senders, self._retired = {}, []
+            senders: list[Sender | PrioritySender] = [*self._retired, *self._senders.values(), *self._priorities.values()]
+            self._senders, self._priorities, self._retired = {}, {}, []
         errors = close_together(senders, self._connection.config.call_timeout_s)
         self._connection.close()  # ends calls that are under way
         for sender in senders:
@@ -153,6 +157,8 @@ class Client:
             gone = [self._senders.pop(key) for key in list(self._senders) if key[1] == table]
             idle = [sender for sender in gone if sender.idle]
             self._retired = [sender for sender in self._retired + gone if not (sender.ended or sender in idle)]
+            for key in [key for key, sender in self._priorities.items() if key[1] == table and sender.idle]:
+                del self._priorities[key]
         for sender in idle:  # else its thread would wait for ever for nothing
             sender.close(0.0)
 
@@ -163,6 +169,15 @@ class Client:
             if key not in self._senders or self._senders[key].ended:
                 self._senders[key] = Sender(self._connection, table, actor, epoch, lease_s, uuid)
             return self._senders[key]
+
+    def priorities(self, table: str, uuid: str) -> PrioritySender:
+        """Returns this process's sender of the priorities of a table that nobody waits for."""
+        with self._lock:
+            key = (os.getpid(), table, uuid)
+            if key not in self._priorities or self._priorities[key].ended:
+                send = functools.partial(send_priorities, self._connection, table, uuid)
+                self._priorities[key] = PrioritySender(table, send)
+            return self._priorities[key]
 
     @property
     def connection(self) -> Connection:

@@ -1,4 +1,4 @@
-"""What becomes of senders when they are closed, and when their process ends, or forks."""
+"""What becomes of senders, of chunks and of priorities, when they are closed, and when their process ends, or forks."""
 
 import atexit
 import contextlib
@@ -15,7 +15,7 @@ from replaysvc.writer import Writer
 log = logging.getLogger(__name__)
 
 _HANDOVER_S = 0.1  # for a writer whose part-filled chunk is just being sent, even where time is up
-_EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for chunks that nobody flushed
+_EXIT_FLUSH_S = 5.0  # how long the interpreter's exit waits for what nobody flushed
 
 
 class Owned(Protocol):
@@ -81,4 +81,4 @@ os.register_at_fork(after_in_child=_disown_all)
 @atexit.register
 def _close_all() -> None:
     for error in close_together(_owned, _EXIT_FLUSH_S):
-        log.error("at exit, chunks were not stored: %s", error)
+        log.error("at exit, not everything was stored: %s", error)

@@ -5,19 +5,21 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from replay_client.batches import Batches
+from replay_client.priorities import send_priorities
 from replay_client.windows import request_of
 from replaysvc.batch import episode_columns
 from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_ids, check_number, check_text, shown
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
 from replaysvc.errors import NotFoundError, SpecMismatchError
-from replaysvc.options import Fifo, Lifo, Limiter
+from replaysvc.options import Fifo, Lifo, Limiter, check_prioritized
 from replaysvc.requests import Episodes, Transitions, Window
+from replaysvc.selectors import check_priorities
 from replaysvc.spec import Signature
 from replaysvc.types import Array, Batch, BatchStream, EpisodeRecord, TableStats, UpdateCounts
 from replaysvc.v1 import replay_pb2 as pb
@@ -125,14 +127,33 @@ class RemoteTable:
             self._kinds[kind] = made
         return made
 
-    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = "prioritized") -> UpdateCounts:
+    @overload
+    def update_priorities(
+        self, positions: Any, priorities: Any, *, sampler: str = ..., wait: Literal[True] = ...
+    ) -> UpdateCounts: ...
+
+    @overload
+    def update_priorities(self, positions: Any, priorities: Any, *, sampler: str = ..., wait: bool) -> UpdateCounts | None: ...
+
+    def update_priorities(
+        self, positions: Any, priorities: Any, *, sampler: str = "prioritized", wait: bool = True
+    ) -> UpdateCounts | None:
         """Gives the items named by `positions` (of batches) new priorities, 0 to 1e30; 0 is never drawn. All or none.
 
-        A repeated position has its last priority. The update is sent again if its answer is lost, which changes nothing,
-        unless another has set the same ones meanwhile.
+        A repeated position has its last priority. Returns how many positions had one set, and how many of them were ignored:
+        those that are not in the table (any more), or come again later. The update is sent again if its answer is lost, which
+        changes nothing, unless another has set the same ones meanwhile.
+
+        wait: False returns None as soon as the update is checked and copied. It is sent in the background, in order, within
+          some milliseconds and with others that came meanwhile; batches drawn until then know nothing of it. It waits after
+          all while 65,536 items are not answered for. An update with `wait=True`, be it of nothing, first waits for all earlier
+          ones of this table in this process; so do `close` of the client and the interpreter's exit, for a while. One that
+          fails for good is logged and left out, later ones are sent all the same, and the next `update_priorities` of this
+          table in this process, or `close` if there is none, raises its error, once, and does nothing else.
 
         Raises:
-          InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none.
+          InvalidRequestError: lengths that differ, or a priority out of range. ConfigurationError: `sampler` has none. Both
+            at once, `wait` or not. Any error of an earlier update that did not wait.
         """
         where = _numbers("positions", positions, "iu", "<i8")
         values = _numbers("priorities", priorities, "fiu", "<f8")
@@ -140,11 +161,14 @@ class RemoteTable:
             raise SpecMismatchError("priorities", f"one for each of {len(where)} positions", str(len(values)))
         if len(where) > MAX_UPDATES:
             raise SpecMismatchError("positions", f"at most {MAX_UPDATES}", str(len(where)))
-        request = pb.UpdatePrioritiesRequest(
-            **self._which, sampler=check_text("sampler", sampler), positions=where.tobytes(), priorities=values.tobytes()
-        )
-        response = self._call("UpdatePriorities", request)
-        return UpdateCounts(response.applied, response.ignored)
+        check_text("sampler", sampler)
+        sender = self._client.priorities(self.name, self._uuid)
+        if check_flag("wait", wait):
+            sender.drain()
+            return send_priorities(self._client.connection, self.name, self._uuid, sampler, where, values)
+        check_prioritized(self.config.samplers, sampler)  # what else the service would say
+        sender.put(sampler, where, check_priorities(values, len(where)))
+        return None
 
     def set_limiter(self, limiter: Limiter) -> None:
         """Puts `limiter` in the place of the table's, durably; who waits is asked anew.

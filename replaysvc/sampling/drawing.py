@@ -11,10 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from replaysvc.checks import shown
-from replaysvc.errors import ConfigurationError, InvalidRequestError
+from replaysvc.errors import InvalidRequestError
 from replaysvc.index.table_index import Added, TableIndex
-from replaysvc.options import EpisodeUniform, Fifo, Lifo, Prioritized, Recency, Sampler, WeightNorm
+from replaysvc.options import (
+    EpisodeUniform,
+    Fifo,
+    Lifo,
+    Prioritized,
+    Recency,
+    Sampler,
+    WeightNorm,
+    check_prioritized,
+    check_sampler,
+)
 from replaysvc.requests import Episodes, Sequences, Window
 from replaysvc.sampling.items import STEPS, ItemSet, Kind, kind_of
 from replaysvc.sampling.steps import StepSet
@@ -30,6 +39,7 @@ from replaysvc.selectors import (
     draw_uniform,
     importance_weights,
     largest_weight,
+    run_starts,
 )
 from replaysvc.types import Array, UpdateCounts
 
@@ -155,9 +165,7 @@ class Samplers:
         return self.priorities[name]
 
     def _options(self, name: str) -> Sampler:
-        if name not in self.options:
-            raise InvalidRequestError(f"sampler: expected one of {sorted(self.options)}, found {shown(name)}")
-        return self.options[name]
+        return check_sampler(self.options, name)
 
     def _why_none(self, what: Window) -> str:
         index = self._index
@@ -295,29 +303,27 @@ class Samplers:
         Raises:
           ConfigurationError: the sampler has no priorities. InvalidRequestError: no such sampler, or a bad priority.
         """
-        self._options(name)
-        if not isinstance(self.options[name], Prioritized):
-            raise ConfigurationError(f"sampler {name}: expected a prioritized one to update, found {self.options[name]!r}")
+        check_prioritized(self.options, name)
         given = check_priorities(priorities, len(positions))
-        if not len(positions):
-            return UpdateCounts(0, 0)
+        index, count = self._index, len(positions)
+        inside = (positions >= index.tail) & (positions < index.head)
+        if not len(index.chunks) or not inside.any():
+            return UpdateCounts(0, count)
+        positions, given = positions[inside], given[inside]
         last = deduplicate_last(positions)
-        positions, given = positions[last], given[last]
-        index, known = self._index, self.priorities_of(name)
-        live = (positions >= index.tail) & (positions < index.head)
-        if len(index.chunks):
-            live &= index.drawable(positions, index.row_of(positions))
-        else:
-            live[:] = False
+        positions, given = positions[last], given[last]  # ascending, which all that follows is faster for
+        live = index.drawable(positions, index.row_of(positions))
+        known = self.priorities_of(name)
         chosen, leaves = positions[live], known.powers(given[live])
         if chosen.size:
             known.update(chosen, leaves)
-            self._changed.update((name, number) for number in np.unique(chosen // BLOCK).tolist())
+            blocks = chosen // BLOCK
+            self._changed.update((name, number) for number in blocks[run_starts(blocks)].tolist())
         for (of, kind), tree in self._trees.items():
             if of == name and chosen.size:
                 within = self._sets[kind].holds(chosen)
                 tree.set(chosen[within], leaves[within])
-        return UpdateCounts(int(chosen.size), len(last) - int(chosen.size) + (len(priorities) - len(last)))
+        return UpdateCounts(int(chosen.size), count - int(chosen.size))
 
     # -- state --------------------------------------------------------------------------------------------------------
 

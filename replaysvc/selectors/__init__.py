@@ -12,10 +12,10 @@ from replaysvc.selectors.prioritized import Priorities, check_priorities, dedupl
 from replaysvc.selectors.queue import Queue
 from replaysvc.selectors.recency import draw_recent
 from replaysvc.selectors.runs import Runs
-from replaysvc.selectors.sum_tree import SumTree
+from replaysvc.selectors.sum_tree import SumTree, run_starts
 from replaysvc.selectors.uniform import draw_uniform
 
 __all__ = [
     "Drawn", "Population", "Priorities", "Queue", "Runs", "SumTree", "check_priorities", "deduplicate_last", "draw_prioritized",
-    "draw_recent", "draw_uniform", "importance_weights", "largest_weight",
+    "draw_recent", "draw_uniform", "importance_weights", "largest_weight", "run_starts",
 ]  # fmt: skip

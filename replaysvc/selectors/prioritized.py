@@ -7,7 +7,7 @@ import numpy as np
 from replaysvc.errors import SpecMismatchError
 from replaysvc.options import MAX_PRIORITY, PRIORITY_BOUND, Prioritized, WeightNorm
 from replaysvc.selectors.drawn import Drawn
-from replaysvc.selectors.sum_tree import SumTree
+from replaysvc.selectors.sum_tree import SumTree, run_starts
 from replaysvc.types import Array
 
 
@@ -64,7 +64,7 @@ def draw_prioritized(rng: np.random.Generator, count: int, tree: SumTree, batche
     targets = (np.arange(size) + rng.random((batches, size))) * (total / size)
     keys, _, leaves = tree.find_leaves(targets.ravel())
     order = rng.permuted(np.arange(count).reshape(batches, size), axis=1).ravel()
-    return Drawn(keys[order], leaves[order] / total)
+    return Drawn(keys.take(order), leaves.take(order) / total)
 
 
 def check_priorities(priorities: object, count: int) -> Array:
@@ -90,6 +90,16 @@ def check_priorities(priorities: object, count: int) -> Array:
 
 
 def deduplicate_last(positions: Array) -> Array:
-    """Returns int64, ascending: where each distinct value of `positions` occurs last."""
-    _, from_end = np.unique(positions[::-1], return_index=True)
-    return np.sort(len(positions) - 1 - from_end)
+    """Returns int64: where each distinct value of int64 `positions` [n] occurs last, in the order of the values."""
+    count = len(positions)
+    if not count:
+        return np.empty(0, np.int64)
+    lowest, bits = int(positions.min()), count.bit_length()
+    if (int(positions.max()) - lowest) >> (63 - bits):  # so far apart that both do not fit one number
+        order = positions.argsort(kind="stable")
+        values = positions[order]
+    else:  # sorting numbers, without asking whence they come, is several times as fast
+        keyed = np.sort((positions - lowest) << bits | np.arange(count))
+        order, values = keyed & ((1 << bits) - 1), keyed >> bits
+    found: Array = order[run_starts(values[::-1])[::-1]]
+    return found

@@ -55,6 +55,7 @@ def test_flags_are_bools(door, wrong):
         "exist_ok": lambda: door.create_table("t", SCALARS, exist_ok=wrong),
         "closed_only": lambda: table.episodes(closed_only=wrong),
         "open_episodes": lambda: table.delete_episodes([], open_episodes=wrong),
+        "wait": lambda: table.update_priorities([], [], wait=wrong),
     }.items():
         with pytest.raises(SpecMismatchError, match=f"^{field}: expected a bool"):
             call()

@@ -187,6 +187,31 @@ def test_late_repeated_and_unknown_positions_are_ignored_and_counted(door):
     assert table.update_priorities([], []) == (0, 0)
 
 
+def test_updates_that_do_not_wait_hold_in_their_order_once_one_waits(door):
+    """300 updates of position 0, and of another each; what they were called with is changed at once. Then one that waits."""
+    table = make_table(door, [301], samplers=LINEAR)
+    positions, priorities = np.zeros(2, np.int64), np.zeros(2)
+    for number in range(300):
+        positions[1], priorities[:] = number + 1, number
+        assert table.update_priorities(positions, priorities, wait=False) is None
+    positions[:], priorities[:] = 7, 1e9
+    assert table.update_priorities([300], [1.0]) == (1, 0)
+    total = sum(range(299)) + 299 + 1
+    expected = {number + 1: number / total for number in range(1, 299)} | {0: 299 / total, 300: 1 / total}
+    assert chances(table, draws=50_000) == pytest.approx(expected)
+    stats = table.stats()
+    assert stats.priority_updates_total + stats.ignored_updates_total == 601
+
+
+def test_updates_that_do_not_wait_are_of_their_sampler(door):
+    table = make_table(door, [3], samplers={"a": Prioritized(alpha=1.0), "b": Prioritized(alpha=1.0)})
+    table.update_priorities([0, 1], [1, 0], sampler="a", wait=False)
+    table.update_priorities([0, 1, 9], [0, 3, 5], sampler="b", wait=False)
+    assert table.update_priorities([], [], sampler="b") == (0, 0)  # waits for those of the other one, too
+    assert chances(table, sampler="a") == {0: 0.5, 2: 0.5}
+    assert chances(table, sampler="b") == {1: 0.75, 2: 0.25}
+
+
 @pytest.mark.parametrize(
     ("positions", "priorities"),
     [
@@ -197,8 +222,9 @@ def test_late_repeated_and_unknown_positions_are_ignored_and_counted(door):
 def test_illegal_update_is_refused_whole(door, positions, priorities):
     table = make_table(door, [2], samplers=LINEAR)
     table.update_priorities([0, 1], [1, 3])
-    with pytest.raises(InvalidRequestError):
-        table.update_priorities(positions, priorities)
+    for wait in (True, False):
+        with pytest.raises(InvalidRequestError):
+            table.update_priorities(positions, priorities, wait=wait)
     assert chances(table) == {0: 0.25, 1: 0.75}
 
 
@@ -224,10 +250,11 @@ def test_nothing_but_zeros_is_not_ready_and_says_so(door):
 
 def test_priorities_of_a_sampler_that_has_none_are_refused(door):
     table = make_table(door, [3], samplers={"uniform": Uniform(), "prioritized": Prioritized()})
-    with pytest.raises(ConfigurationError, match="uniform"):
-        table.update_priorities([0], [1.0], sampler="uniform")
-    with pytest.raises(InvalidRequestError, match="nosuch"):
-        table.update_priorities([0], [1.0], sampler="nosuch")
+    for wait in (True, False):
+        with pytest.raises(ConfigurationError, match="sampler uniform: expected a prioritized one"):
+            table.update_priorities([0], [1.0], sampler="uniform", wait=wait)
+        with pytest.raises(InvalidRequestError, match="expected one of .*, found 'nosuch'"):
+            table.update_priorities([0], [1.0], sampler="nosuch", wait=wait)
     assert chances(table) == {0: 1 / 3, 1: 1 / 3, 2: 1 / 3}
 
 

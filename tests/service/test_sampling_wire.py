@@ -648,9 +648,11 @@ def test_update_of_a_sampler_without_priorities_is_refused(prioritized):
     ],
 )
 def test_update_is_checked_before_it_is_sent(prioritized, monkeypatch, positions, priorities, field):
-    monkeypatch.setattr(prioritized, "_call", lambda *arguments: pytest.fail("it was sent"), raising=False)
-    with pytest.raises(SpecMismatchError, match=field):
-        prioritized.update_priorities(positions, priorities)
+    monkeypatch.setattr("replay_client.table.send_priorities", lambda *arguments: pytest.fail("it was sent"))
+    monkeypatch.setattr("replay_client.priorities.PrioritySender.put", lambda *arguments: pytest.fail("it was taken"))
+    for wait in (True, False):
+        with pytest.raises(SpecMismatchError, match=field):
+            prioritized.update_priorities(positions, priorities, wait=wait)
 
 
 def test_limiter_of_the_client_holds_at_the_server(serve, connect, replay):

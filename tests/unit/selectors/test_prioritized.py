@@ -96,9 +96,10 @@ def test_what_is_no_priority_is_refused_by_name(bad, field, found):
 
 
 def test_the_last_of_each_position_holds():
-    assert deduplicate_last(ints(5, 3, 5, 7, 3, 5)).tolist() == [3, 4, 5]
+    assert deduplicate_last(ints(5, 3, 5, 7, 3, 5)).tolist() == [4, 5, 3]
     assert deduplicate_last(ints(1, 2, 3)).tolist() == [0, 1, 2]
     assert deduplicate_last(ints()).tolist() == []
+    assert deduplicate_last(ints(5, -(1 << 62), 1 << 62, 5, -(1 << 62))).tolist() == [4, 3, 2]  # far apart
 
 
 def test_weights_are_relative_to_the_batch():

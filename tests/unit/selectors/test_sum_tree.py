@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaysvc.selectors import SumTree
+from replaysvc.selectors.sum_tree import _sums
 
 BLOCK = 65_536
 
@@ -196,6 +197,28 @@ def test_how_leaves_came_in_makes_no_difference_to_the_last_bit():
     targets = rng.random(20_000) * whole.total
     assert grown.total == whole.total
     assert [part.tolist() for part in grown.find(targets)] == [part.tolist() for part in whole.find(targets)]
+
+
+def test_a_parent_that_updated_leaves_share_is_computed_once(monkeypatch):
+    """Of 64 keys in a row, 4 nodes above the leaves, then one a level; with others between them, in any order, when many."""
+    computed = []
+
+    def counting(children):
+        computed.append(children.shape[1])
+        return _sums(children)
+
+    monkeypatch.setattr("replaysvc.selectors.sum_tree._sums", counting)
+    tree = SumTree()
+    tree.set(np.arange(64), np.ones(64))
+    assert computed == [4, 1, 1, 1]
+    computed.clear()
+    tree.set(np.random.default_rng(6).permutation(8192), np.ones(8192))
+    assert computed == [512, 32, 2, 1]
+
+
+def test_a_node_is_the_sum_of_its_children_as_numpy_adds_them_up():
+    leaves = 10 ** np.random.default_rng(7).uniform(-9, 9, (1000, 16))
+    assert _sums(np.ascontiguousarray(leaves.T)).tolist() == leaves.sum(axis=1).tolist()
 
 
 def test_a_range_that_moves_forward_keeps_its_sums_and_its_memory():
