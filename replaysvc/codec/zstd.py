@@ -20,7 +20,7 @@ from replaysvc.types import Array
 _MAX_WINDOW = 8 << 20  # bytes; level 3 needs at most 2 MiB
 _CALL_BYTES = 4 << 20  # chosen by hand: contents of one call share one buffer, which lives as long as any column in it
 _FAST_LEVEL = -1  # chosen by hand: level 1 takes a quarter longer for what is hardly smaller
-_TRIAL_BYTES, _TRIAL_SHARE = 64 << 10, 32  # of what may not be worth compressing, this or so small a part is tried first
+_TRIAL_BYTES, _TRIAL_SHARE = 64 << 10, 64  # what may not be worth compressing is tried first: so much, or a 64th of it
 _BLOCK_BYTES = 256  # no encoder makes more than 196 blocks of 128 KiB; bounds the walk through a hostile frame
 
 
@@ -39,7 +39,7 @@ _local = threading.local()  # compressors and decompressors must not be shared b
 
 
 def squeeze(data: Array, ratio: float) -> bytes | None:
-    """Returns one frame of `data` (uint8 [n]), made fast; None if it, or the beginning of it, shrinks by less than `ratio`."""
+    """Returns one frame of `data` (uint8 [n]), made fast; None if it, or its beginning, shrinks to more than 1 / `ratio`."""
     compressor = getattr(_local, "compressor", None)
     if compressor is None:
         compressor = _local.compressor = Compressor(_FAST_LEVEL)

@@ -51,6 +51,7 @@ def encode_frame(columns: Sequence[BatchColumn], slot: Slot | None = None, *, co
 def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int, *, compressed: bool = False) -> Iterator[bytes]:
     """Yields the frame's length and the frame in pieces of at most `piece_bytes`, without making the whole of it."""
     parts = [part if isinstance(part, bytes) else _raw(part).data for part in _parts(columns, None, compressed)]
+    del columns  # what is compressed takes no more memory while it leaves
     piece = bytearray()
     for part in (TOTAL.pack(sum(map(len, parts))), *parts):
         at = 0

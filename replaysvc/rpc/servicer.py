@@ -110,8 +110,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def sample_pieces(self, request: pb.SampleRequest, context: Any) -> Iterator[bytes]:
         """The other raw method."""
         with current().admission.watch.limit(_TRANSFER_S, context.cancel):
-            columns = self._draw(request, large=self._limits.large_bytes)
-            yield from frame_pieces(columns, _PIECE_BYTES, compressed=request.compressed)
+            yield from frame_pieces(
+                self._draw(request, large=self._limits.large_bytes), _PIECE_BYTES, compressed=request.compressed
+            )
 
     def _draw(self, request: pb.SampleRequest, *, large: int | None = None, slot: Slot | None = None) -> list[BatchColumn]:
         """Returns the columns of a batch, for which memory is held; large ones in `slot`, if there is room. It is held before

@@ -121,7 +121,7 @@ def test_of_noise_only_the_beginning_is_tried(monkeypatch):
     monkeypatch.setattr(zstd.Compressor, "compress", lambda self, data: tried.append(len(data)) or compress(self, data))
     for values in (noise(8 << 20), np.zeros(8 << 20, np.uint8)):
         encode_frame([BatchColumn("x", values)], compressed=True)
-    assert tried == [1 << 18, 1 << 18, 8 << 20]
+    assert tried == [1 << 17, 1 << 17, 8 << 20]
 
 
 # -- hostile answers -----------------------------------------------------------------------------------------------------
