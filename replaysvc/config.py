@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, get_args
 
-from replaysvc.checks import NAME, check_number
+from replaysvc.checks import NAME, check_flag, check_number
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.options import (
     MAX_SAMPLERS,
@@ -196,6 +196,8 @@ class ClientConfig:
     append_bytes: most bytes of chunks in one append message.
     shared_bytes: memory that the client shares with a server on its own host, which puts large batches there. Batches that are
       kept beyond it, or that share none (0), come through the socket.
+    compressed: whether the server may compress what it sends through the socket of a batch: it does so to large columns that
+      become small quickly, such as frames of a game.
     """
 
     reconnect_timeout_s: float = 60.0
@@ -204,9 +206,11 @@ class ClientConfig:
     append_bytes: int = 16 * MiB
     when_full: WhenFull = WhenFull.BLOCK
     shared_bytes: int = 256 * MiB
+    compressed: bool = True
 
     def __post_init__(self) -> None:
         _settle_numbers(self, {"buffer_bytes": (MiB, 1 << 36), "append_bytes": (1 << 10, MAX_MESSAGE_BYTES // 2)})
         _settle_numbers(self, {"shared_bytes": (0, 1 << 40)})
         _settle_numbers(self, {"reconnect_timeout_s": (0, 86_400), "call_timeout_s": (0.01, 3600)}, whole=False)
         _settle_choice(self, "when_full", WhenFull)
+        object.__setattr__(self, "compressed", check_flag("compressed", self.compressed))

@@ -11,6 +11,7 @@ from replay_client.frames import read_frame, shared_bytes
 from replay_client.shared import LEAST_BYTES, Slot
 from replay_client.windows import steps_of, work_of
 from replaysvc.batch import assemble, split
+from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES
 from replaysvc.errors import CapacityError, ChunkCorruptError, NotReadyError, UnavailableError, WaitTimeoutError
 from replaysvc.requests import Episodes, Window
 from replaysvc.spec import FieldSpec, Signature
@@ -143,7 +144,8 @@ class Batches:
 
     def _batch(self, frame: bytes | bytearray, slot: Slot | None, count: int) -> Batch:
         """Returns what an answer holds."""
-        found = read_frame(frame, self._specs, slot.buffer() if slot is not None else None)
+        most = MAX_LARGE_BYTES if isinstance(self._what, Episodes) else MAX_MESSAGE_BYTES
+        found = read_frame(frame, self._specs, slot.buffer() if slot is not None else None, most=most)
         if found.room or (slot is None and self._bytes * count >= LEAST_BYTES):
             self._shared[count] = max(self._shared.get(count, 0), found.room, shared_bytes(found.columns))
         return assemble(self._signature, self._what, found.columns)

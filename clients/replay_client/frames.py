@@ -11,7 +11,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from replaysvc.batch import BatchColumn
-from replaysvc.config import MAX_LARGE_BYTES, SHARED_COLUMN_BYTES
+from replaysvc.codec.zstd import fill
+from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES, SHARED_COLUMN_BYTES
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.spec import DTYPES, FieldSpec
 from replaysvc.types import Array
@@ -47,23 +48,33 @@ def join_pieces(pieces: Iterable[bytes]) -> bytearray:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Where an array of a frame is: in its payload, or in shared memory."""
+    """Where an array of a frame is: in its payload, or in shared memory. compressed: its bytes there if it is, else 0."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     count: int
     start: int
+    compressed: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
 
     @property
     def end(self) -> int:
-        return self.start + self.count * self.dtype.itemsize
+        return self.start + (self.compressed or self.nbytes)
 
     def of(self, data: Any, base: int) -> Array:
         """Returns the array in `data`, whose payload begins at `base` and is large enough."""
+        start = base + self.start
         try:
             if not self.count:
                 return np.empty(self.shape, self.dtype)
-            values = np.frombuffer(data, self.dtype, self.count, base + self.start).reshape(self.shape)
+            if self.compressed:
+                values = np.empty(self.shape, self.dtype)
+                fill(values.reshape(-1).view(np.uint8), memoryview(data)[start : start + self.compressed])
+            else:
+                values = np.frombuffer(data, self.dtype, self.count, start).reshape(self.shape)
         except ValueError as error:  # too many dimensions, or too large ones beside one that is 0
             raise ChunkCorruptError(f"frame: expected the shape of an array, found {self.shape}") from error
         if self.dtype.kind == "b" and values.view(np.uint8).max() > 1:
@@ -85,11 +96,13 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What a header says. end, shared_end: where the values of columns end, in the payload and in shared memory."""
+    """What a header says. end, shared_end: where the values of columns end, in the payload and in shared memory. unpacked: what
+    those take that are compressed, once they are not."""
 
     columns: tuple[_Column, ...]
     end: int
     shared_end: int
+    unpacked: int
     room: int
 
 
@@ -102,11 +115,14 @@ class Frame:
     room: int
 
 
-def read_frame(frame: bytes | bytearray, specs: Mapping[str, FieldSpec], slot: Any = None) -> Frame:
+def read_frame(
+    frame: bytes | bytearray, specs: Mapping[str, FieldSpec], slot: Any = None, *, most: int = MAX_MESSAGE_BYTES
+) -> Frame:
     """Returns what a frame holds. Its columns are views into one copy of it, or into the frame itself if it is a bytearray; or
-    into `slot`, the shared memory that the request named, where they are there.
+    into `slot`, the shared memory that the request named, where they are there. Compressed ones stand for themselves.
 
-    `specs` gives, by column name, the declared fields of those that may have offsets: these have its dtype and shape.
+    `specs` gives, by column name, the declared fields of those that may have offsets: these have its dtype and shape. `most`:
+    bytes that compressed columns may have once they are not.
 
     Raises:
       ChunkCorruptError: the frame is damaged.
@@ -121,7 +137,10 @@ def read_frame(frame: bytes | bytearray, specs: Mapping[str, FieldSpec], slot: A
     base = -(-(_LENGTH.size + size) // _ALIGN) * _ALIGN
     if header.end > len(frame) - base or header.shared_end > (0 if slot is None else len(slot)):
         raise ChunkCorruptError("frame: a column reaches past its end")
-    data = frame if isinstance(frame, bytearray) else bytearray(frame)
+    if header.unpacked > most:
+        raise ChunkCorruptError(f"frame: expected at most {most} bytes that are compressed, found {header.unpacked}")
+    # numpy takes large pages, where it can: many fewer than a bytearray that must be found and cleared
+    data: Any = frame if isinstance(frame, bytearray) else np.frombuffer(frame, np.uint8).copy()
     columns = {}
     for column in header.columns:
         values = column.values.of(slot, 0) if column.shared else column.values.of(data, base)
@@ -138,7 +157,7 @@ def shared_bytes(columns: Mapping[str, BatchColumn]) -> int:
     return sum(-(-size // _ALIGN) * _ALIGN for size in large)
 
 
-def _offsets(column: _Column, spec: FieldSpec | None, data: bytearray, base: int) -> tuple[Array, Array]:
+def _offsets(column: _Column, spec: FieldSpec | None, data: Any, base: int) -> tuple[Array, Array]:
     if spec is None:
         raise ChunkCorruptError(f"frame: column {column.name} has offsets and should not")
     rows = _part("uint32", (column.offset_count,), column.offset_rows_at)
@@ -159,19 +178,22 @@ def _header_of(data: bytes) -> _Header:
         shape = tuple(column.shape)
         if not shape:
             raise ChunkCorruptError(f"frame: expected column {column.name} to have a row for each item, found one value")
-        part = _part(column.dtype, shape, column.offset)
+        if column.shared and column.compressed_bytes:  # the server could change it while it is read
+            raise ChunkCorruptError(f"frame: column {column.name} is compressed in shared memory")
+        part = _part(column.dtype, shape, column.offset, column.compressed_bytes)
         offsets = column.offset_count, column.offset_rows_at, column.offset_values_at
         columns.append(_Column(column.name, part, column.shared, *offsets))
     ends = [[column.values.end for column in columns if column.shared is shared] for shared in (False, True)]
-    return _Header(tuple(columns), max(ends[0], default=0), max(ends[1], default=0), header.room)
+    unpacked = sum(column.values.nbytes for column in columns if column.values.compressed)
+    return _Header(tuple(columns), max(ends[0], default=0), max(ends[1], default=0), unpacked, header.room)
 
 
-_remembered = lru_cache(maxsize=64)(_header_of)  # a learner's batches have one layout, but for those with offsets
+_remembered = lru_cache(maxsize=64)(_header_of)  # a learner's batches have one layout, but for what is compressed, and offsets
 
 
-def _part(dtype_name: str, shape: tuple[int, ...], start: int) -> _Part:
+def _part(dtype_name: str, shape: tuple[int, ...], start: int, compressed: int = 0) -> _Part:
     dtype = _DTYPES.get(dtype_name)
     if dtype is None:
         raise ChunkCorruptError(f"frame: expected a dtype of this service, found {dtype_name!r}")
     count = math.prod(shape)
-    return _Part(dtype, shape, count, start)
+    return _Part(dtype, shape, count, start, compressed)

@@ -119,8 +119,10 @@ class RemoteTable:
         with contextlib.suppress(TypeError):  # of a reward function without a hash
             if (known := self._kinds.get(kind)) is not None:
                 return known
-        request = request_of(what, **self._which, batch_size=batch_size, sampler=sampler, beta=beta)
-        made = Batches(self._client.connection, self.signature, self._specs, request, what)
+        connection = self._client.connection
+        compressed = connection.config.compressed
+        request = request_of(what, **self._which, batch_size=batch_size, sampler=sampler, beta=beta, compressed=compressed)
+        made = Batches(connection, self.signature, self._specs, request, what)
         with contextlib.suppress(TypeError):
             if len(self._kinds) >= _MOST_KINDS:
                 self._kinds.clear()

@@ -3,8 +3,8 @@
 A frame states its own content size, and a decompressor allocates what it states: 13 bytes can ask for a terabyte. So a
 frame is looked at before it is decompressed, and refused unless it states exactly the size that the signature gives.
 
-Frames are decompressed many in one call, since each call gives up the interpreter lock and then waits for it if another
-thread is busy in Python. That one call takes what follows a frame without a word, so the end of each frame is found here.
+Frames of chunks are decompressed many in one call, since each call gives up the interpreter lock and then waits for it if
+another thread is busy in Python. What follows a frame, zstd takes without a word, so the end of each frame is found here.
 """
 
 import threading
@@ -19,6 +19,8 @@ from replaysvc.types import Array
 
 _MAX_WINDOW = 8 << 20  # bytes; level 3 needs at most 2 MiB
 _CALL_BYTES = 4 << 20  # chosen by hand: contents of one call share one buffer, which lives as long as any column in it
+_FAST_LEVEL = -1  # chosen by hand: level 1 takes a quarter longer for what is hardly smaller
+_TRIAL_BYTES, _TRIAL_SHARE = 64 << 10, 64  # what may not be worth compressing is tried first: so much, or a 64th of it
 _BLOCK_BYTES = 256  # no encoder makes more than 196 blocks of 128 KiB; bounds the walk through a hostile frame
 
 
@@ -33,7 +35,42 @@ class Compressor:
         return self._compressor.compress(data)
 
 
-_local = threading.local()  # decompressors must not be shared between threads
+_local = threading.local()  # compressors and decompressors must not be shared between threads
+
+
+def squeeze(data: Array, ratio: float) -> bytes | None:
+    """Returns one frame of `data` (uint8 [n]), made fast; None if it, or its beginning, shrinks to more than 1 / `ratio`."""
+    compressor = getattr(_local, "compressor", None)
+    if compressor is None:
+        compressor = _local.compressor = Compressor(_FAST_LEVEL)
+    for part in (data[: max(_TRIAL_BYTES, len(data) // _TRIAL_SHARE)], data):
+        frame: bytes = compressor.compress(part)
+        if ratio * len(frame) > len(part):
+            return None
+    return frame
+
+
+def fill(data: Array, frame: memoryview) -> None:
+    """Puts the content of a frame into `data` (uint8 [n]), which it must fill.
+
+    Raises:
+      ChunkCorruptError: as `decompress`.
+    """
+    _check_frame(frame, len(data))
+    try:
+        with _decompressor().stream_reader(frame, read_size=len(frame)) as reader:
+            size = reader.readinto(data)
+    except zstandard.ZstdError as error:
+        raise ChunkCorruptError(f"chunk: a column does not decompress: {error}") from error
+    if size != len(data):
+        raise ChunkCorruptError(f"chunk: expected a zstd frame of {len(data)} bytes, found {size}")
+
+
+def _decompressor() -> Any:
+    decompressor = getattr(_local, "decompressor", None)
+    if decompressor is None:
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+    return decompressor
 
 
 def decompress(frames: Sequence[memoryview], sizes: Sequence[int]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from replaysvc.batch import BatchColumn
+from replaysvc.codec.zstd import squeeze
 from replaysvc.rpc.regions import Slot
 from replaysvc.types import Array
 from replaysvc.v1 import replay_pb2 as pb
@@ -17,6 +18,10 @@ from replaysvc.v1 import replay_pb2 as pb
 ALIGN = 64
 LENGTH = struct.Struct("<I")
 TOTAL = struct.Struct("<Q")
+COMPRESSED_COLUMN_BYTES = 512 << 10
+"""Columns that are as large may be compressed; what smaller ones take to send is little."""
+
+_LEAST_RATIO = 4.0  # chosen by hand: what shrinks less takes longer to compress and decompress than to send through a socket
 _PADDING = bytes(ALIGN)
 _NATIVE = sys.byteorder == "little"
 
@@ -37,14 +42,16 @@ def batch_bytes(columns: Sequence[BatchColumn]) -> int:
     return size
 
 
-def encode_frame(columns: Sequence[BatchColumn], slot: Slot | None = None) -> bytes:
-    """Returns the frame of a batch; values that are in `slot` stay there."""
-    return b"".join(_parts(columns, slot))
+def encode_frame(columns: Sequence[BatchColumn], slot: Slot | None = None, *, compressed: bool = False) -> bytes:
+    """Returns the frame of a batch: values that are in `slot` stay there, or large ones are compressed if that makes them
+    small."""
+    return b"".join(_parts(columns, slot, compressed))
 
 
-def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int) -> Iterator[bytes]:
+def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int, *, compressed: bool = False) -> Iterator[bytes]:
     """Yields the frame's length and the frame in pieces of at most `piece_bytes`, without making the whole of it."""
-    parts = [part if isinstance(part, bytes) else part.reshape(-1).view(np.uint8).data for part in _parts(columns)]
+    parts = [part if isinstance(part, bytes) else _raw(part).data for part in _parts(columns, None, compressed)]
+    del columns  # what is compressed takes no more memory while it leaves
     piece = bytearray()
     for part in (TOTAL.pack(sum(map(len, parts))), *parts):
         at = 0
@@ -59,31 +66,45 @@ def frame_pieces(columns: Sequence[BatchColumn], piece_bytes: int) -> Iterator[b
         yield bytes(piece)
 
 
-def _parts(columns: Sequence[BatchColumn], slot: Slot | None = None) -> list[Any]:
+def _raw(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _parts(columns: Sequence[BatchColumn], slot: Slot | None, compressed: bool) -> list[Any]:
     """Returns what a frame consists of, as bytes and arrays."""
     places = [None if slot is None else slot.offset(column.values) for column in columns]
-    parts: list[Any] = [_header_of(tuple(map(_layout, columns, places)), 0 if slot is None else slot.room)]
-    for column, place in zip(columns, places, strict=True):
-        for array in (column.values if place is None else None, column.offset_rows, column.offset_values):
-            if array is not None:
-                parts.append(_little(array))
-                if rest := -array.nbytes % ALIGN:
+    squeezed = [_squeezed(column.values) if compressed and slot is None else b"" for column in columns]
+    layouts = tuple(map(_layout, columns, places, map(len, squeezed)))
+    parts: list[Any] = [_header_of(layouts, 0 if slot is None else slot.room)]
+    for column, place, small in zip(columns, places, squeezed, strict=True):
+        for data in (None if place is not None else small or column.values, column.offset_rows, column.offset_values):
+            if data is not None:
+                parts.append(data if isinstance(data, bytes) else _little(data))
+                size = len(data) if isinstance(data, bytes) else data.nbytes
+                if rest := -size % ALIGN:
                     parts.append(_PADDING[:rest])
     return parts
 
 
-_Layout = tuple[str, np.dtype[Any], tuple[int, ...], int | None, int, int]
+def _squeezed(values: Array) -> bytes:
+    """Returns the values of a column compressed; nothing if it is small, or stays large."""
+    if values.nbytes < COMPRESSED_COLUMN_BYTES:
+        return b""
+    return squeeze(_raw(_little(values)), _LEAST_RATIO) or b""
 
 
-def _layout(column: BatchColumn, place: int | None) -> _Layout:
-    """Returns what a column's header says: name, dtype, shape, where it is in shared memory, offset count, bytes of the values
-    of offsets."""
+_Layout = tuple[str, np.dtype[Any], tuple[int, ...], int | None, int, int, int]
+
+
+def _layout(column: BatchColumn, place: int | None, squeezed: int) -> _Layout:
+    """Returns what a column's header says: name, dtype, shape, where it is in shared memory, bytes of its values if they are
+    compressed, offset count, bytes of the values of offsets."""
     rows, offsets = column.offset_rows, column.offset_values
     counts = (0, 0) if rows is None or offsets is None else (len(rows), offsets.nbytes)
-    return column.name, column.values.dtype, column.values.shape, place, *counts  # a dtype's name is made anew at each look
+    return column.name, column.values.dtype, column.values.shape, place, squeezed, *counts  # its name is made at each look
 
 
-@lru_cache(maxsize=1024)  # a learner asks for batches of one layout; all but columns with offsets repeat it
+@lru_cache(maxsize=1024)  # a learner's batches have one layout, but for what is compressed, and offsets
 def _header_of(layouts: tuple[_Layout, ...], room: int) -> bytes:
     """Returns the frame up to its payload."""
     at = 0
@@ -94,9 +115,9 @@ def _header_of(layouts: tuple[_Layout, ...], room: int) -> bytes:
         return start
 
     headers = []
-    for name, dtype, shape, shared, offsets, offset_bytes in layouts:
-        header = pb.ColumnHeader(name=name, dtype=dtype.name, shape=shape, shared=shared is not None)
-        header.offset = place(math.prod(shape) * dtype.itemsize) if shared is None else shared
+    for name, dtype, shape, shared, squeezed, offsets, offset_bytes in layouts:
+        header = pb.ColumnHeader(name=name, dtype=dtype.name, shape=shape, shared=shared is not None, compressed_bytes=squeezed)
+        header.offset = place(squeezed or math.prod(shape) * dtype.itemsize) if shared is None else shared
         if offsets:
             header.offset_count = offsets
             header.offset_rows_at = place(4 * offsets)

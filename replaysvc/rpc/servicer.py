@@ -105,12 +105,14 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def sample_frame(self, request: pb.SampleRequest, context: Any) -> bytes:
         """A raw method beside the service: see replay.proto."""
         slot = self._shared.slot(request.region, caller.get()) if request.region else None
-        return encode_frame(self._draw(request, slot=slot), slot)
+        return encode_frame(self._draw(request, slot=slot), slot, compressed=request.compressed)
 
     def sample_pieces(self, request: pb.SampleRequest, context: Any) -> Iterator[bytes]:
         """The other raw method."""
         with current().admission.watch.limit(_TRANSFER_S, context.cancel):
-            yield from frame_pieces(self._draw(request, large=self._limits.large_bytes), _PIECE_BYTES)
+            yield from frame_pieces(
+                self._draw(request, large=self._limits.large_bytes), _PIECE_BYTES, compressed=request.compressed
+            )
 
     def _draw(self, request: pb.SampleRequest, *, large: int | None = None, slot: Slot | None = None) -> list[BatchColumn]:
         """Returns the columns of a batch, for which memory is held; large ones in `slot`, if there is room. It is held before

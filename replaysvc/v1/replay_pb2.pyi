@@ -262,7 +262,7 @@ class Episodes(_message.Message):
     def __init__(self, max_steps: _Optional[int] = ..., gamma: _Optional[float] = ..., open_episodes: bool = ..., stack: _Optional[_Union[Stack, _Mapping]] = ..., her: _Optional[_Union[Her, _Mapping]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta", "batches", "region", "table_uuid")
+    __slots__ = ("table", "batch_size", "sampler", "seed", "timeout_s", "transitions", "sequences", "episodes", "beta", "batches", "region", "compressed", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +274,7 @@ class SampleRequest(_message.Message):
     BETA_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_FIELD_NUMBER: _ClassVar[int]
     TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     batch_size: int
@@ -286,11 +287,12 @@ class SampleRequest(_message.Message):
     beta: float
     batches: int
     region: bytes
+    compressed: bool
     table_uuid: str
-    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ..., batches: _Optional[int] = ..., region: _Optional[bytes] = ..., table_uuid: _Optional[str] = ...) -> None: ...
+    def __init__(self, table: _Optional[str] = ..., batch_size: _Optional[int] = ..., sampler: _Optional[str] = ..., seed: _Optional[int] = ..., timeout_s: _Optional[float] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., sequences: _Optional[_Union[Sequences, _Mapping]] = ..., episodes: _Optional[_Union[Episodes, _Mapping]] = ..., beta: _Optional[float] = ..., batches: _Optional[int] = ..., region: _Optional[bytes] = ..., compressed: bool = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class ColumnHeader(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at", "shared")
+    __slots__ = ("name", "dtype", "shape", "offset", "offset_count", "offset_rows_at", "offset_values_at", "shared", "compressed_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +301,7 @@ class ColumnHeader(_message.Message):
     OFFSET_ROWS_AT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_VALUES_AT_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
@@ -307,7 +310,8 @@ class ColumnHeader(_message.Message):
     offset_rows_at: int
     offset_values_at: int
     shared: bool
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., offset_count: _Optional[int] = ..., offset_rows_at: _Optional[int] = ..., offset_values_at: _Optional[int] = ..., shared: bool = ...) -> None: ...
+    compressed_bytes: int
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., offset_count: _Optional[int] = ..., offset_rows_at: _Optional[int] = ..., offset_values_at: _Optional[int] = ..., shared: bool = ..., compressed_bytes: _Optional[int] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("columns", "room")

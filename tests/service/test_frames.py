@@ -318,6 +318,6 @@ def test_batches_of_a_client_may_be_changed_in_place(replay, serve, connect):
 
 def test_answer_that_is_no_frame_is_an_error_of_this_project(replay, serve, connect, monkeypatch):
     write_episodes(replay.create_table("t", SCALARS), [20])
-    monkeypatch.setattr("replaysvc.rpc.servicer.encode_frame", lambda *_: b"not a frame at all")
+    monkeypatch.setattr("replaysvc.rpc.servicer.encode_frame", lambda *_, **__: b"not a frame at all")
     with pytest.raises(ReplayError, match="frame"):
         connect(serve().address).table("t").sample(8)

@@ -455,7 +455,7 @@ def test_episodes_larger_than_a_message_come_whole(serve, connect, replay):
 def replaced_pieces(monkeypatch, change):
     """Makes the server's stream of pieces another one."""
     made = servicer.frame_pieces
-    monkeypatch.setattr(servicer, "frame_pieces", lambda columns, size: change(list(made(columns, 64))))
+    monkeypatch.setattr(servicer, "frame_pieces", lambda columns, size, **options: change(list(made(columns, 64, **options))))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,8 @@ def test_batches_that_grow_find_more_room(replay, serve, connect, monkeypatch):
     """Values around an offset travel as float16, or wide if there are many: what a batch takes changes while a table fills."""
     rooms, encode_frame = [], servicer.encode_frame
     monkeypatch.setattr(
-        servicer, "encode_frame", lambda columns, slot: rooms.append(slot and slot.room) or encode_frame(columns, slot)
+        servicer, "encode_frame",
+        lambda columns, slot, **options: rooms.append(slot and slot.room) or encode_frame(columns, slot, **options),
     )
     table = connect(serve().address).create_table("t", WIDE)
     with table.writer() as writer:

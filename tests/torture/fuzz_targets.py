@@ -21,7 +21,7 @@ from replaysvc.codec import ChunkDecoder, ChunkEncoder, checksum
 from replaysvc.codec.header import FIXED, MAX_STEPS, PREFIX, Stage, raw_size, rows_of, write_chunk
 from replaysvc.errors import ReplayError
 from replaysvc.rpc import convert
-from replaysvc.rpc.frames import encode_frame, frame_pieces
+from replaysvc.rpc.frames import COMPRESSED_COLUMN_BYTES, encode_frame, frame_pieces
 from replaysvc.storage import records
 from replaysvc.storage.manifest import Entry, Manifest
 from replaysvc.storage.records import CHECKSUM, INDEX_DTYPE, EpisodeEntry
@@ -274,7 +274,9 @@ class Frames(Target):
             BatchColumn("positions", np.arange(4)),
         ]
         pieces = b"".join(frame_pieces(columns, 64))
-        self.begin_with([b"\0" + encode_frame(columns), b"\1" + pieces, b"\0" + encode_frame(columns[:1])])
+        large = BatchColumn("action", np.zeros(COMPRESSED_COLUMN_BYTES // 8))
+        frames = [encode_frame(columns), encode_frame(columns[:1]), encode_frame([*columns, large], compressed=True)]
+        self.begin_with([b"\1" + pieces, *(b"\0" + frame for frame in frames)])
 
     def take(self, data: bytes) -> str:
         body: bytes | bytearray = data[1:]
