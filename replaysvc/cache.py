@@ -196,20 +196,21 @@ class Cache:
         `slots` [B] are the slots of the chunks that the rows belong to; needed only if `has_offsets(i)`. Rows must be valid;
         memory is the caller's, made by `allocate`.
         """
-        arena = self._arenas[i]
-        values = allocate((len(rows), *arena.shape[1:]), arena.dtype)
-        arena.take(rows, 0, values, "clip")  # other modes make a copy first
+        arena, shape = self._arenas[i], (len(rows), *self._arenas[i].shape[1:])
         has, offsets = self._has_offset[i], self._offsets[i]
-        if has is None or offsets is None or self._wide[i]:
+        around = None
+        if has is not None and offsets is not None and not self._wide[i]:
+            assert slots is not None
+            around = has.take(slots)
+        count = 0 if around is None else np.count_nonzero(around)
+        many = count * _OFFSET_SHARE > len(rows)
+        values = (np.empty if many else allocate)(shape, arena.dtype)  # what is widened here goes no further
+        arena.take(rows, 0, values, "clip")  # other modes make a copy first
+        if not count or around is None or offsets is None or slots is None:
             return values, None, None
-        assert slots is not None
-        around = has.take(slots)
-        count = np.count_nonzero(around)
-        if count * _OFFSET_SHARE > len(rows):
+        if many:
             wide = from_float16(values, self._specs[i].dtype, allocate)
             wide += offsets.take(slots, axis=0)
             return wide, None, None
-        if not count:
-            return values, None, None
         items = np.flatnonzero(around)
         return values, items.astype(np.uint32), offsets.take(slots[items], axis=0)
