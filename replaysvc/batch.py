@@ -19,6 +19,7 @@ from replaysvc.relabel import Ends, relabel
 from replaysvc.requests import Sequences, Transitions, Window
 from replaysvc.spec import FieldSpec, Signature, unflatten
 from replaysvc.types import Allocate, Array, Batch
+from replaysvc.windows import past_ends
 
 ITEM_COLUMNS: Mapping[str, np.dtype[Any]] = {
     "positions": np.dtype(np.int64), "episode_id": np.dtype(np.int64), "t": np.dtype(np.int64),
@@ -185,8 +186,9 @@ def _sequences(signature: Signature, what: Any, layout: Layout, columns: Mapping
             ahead = np.minimum(np.arange(length) + n_step, np.maximum(counts[:, None], np.arange(1, length + 1)))
             after[spec.name] = wide[np.arange(size)[:, None], ahead]
     t = _column(columns, "t").values
-    mask = np.arange(length) < counts[:, None]
-    is_first = mask & (t[:, None] + np.arange(length) == 0)
+    mask, is_first = np.ones((size, length), np.bool_), np.zeros((size, length), np.bool_)
+    mask.reshape(-1)[past_ends(counts, length)] = False
+    is_first[:, 0] = t == 0
     return now, after, {**targets, "mask": mask, "is_first": is_first}
 
 

@@ -27,7 +27,7 @@ from replaysvc.options import (
 MiB = 1 << 20
 MAX_MESSAGE_BYTES = 64 * MiB  # one gRPC message, both ways; larger data are streamed or refused
 MAX_LARGE_BYTES = 1024 * MiB  # one batch that is streamed in pieces
-SHARED_COLUMN_BYTES = 64 << 10  # columns of a batch that are as large may lie in shared memory
+SHARED_COLUMN_BYTES = 32 << 10  # columns of a batch that are as large may lie in shared memory
 MAX_UPDATES = 1 << 20  # priorities set, or episodes deleted, in one call
 EPISODES_PAGE_BYTES = 8 * MiB  # a list of episode records ends when it is as large, and the client asks for the next page
 

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replaysvc.types import Array
+from replaysvc.types import Allocate, Array
+from replaysvc.windows import past_ends
 
 
 class Targets(NamedTuple):
@@ -37,26 +38,42 @@ def transition_targets(rewards: Array, counts: Array, terminated: Array, truncat
 
 
 def sequence_targets(
-    rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float, length: int, n_step: int
-) -> Targets:
+    rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float, length: int, n_step: int,
+    allocate: Allocate = np.empty,
+) -> Targets:  # fmt: skip
     """Returns the n-step targets [B, length] of each of the first `length` steps of windows.
 
     rewards: [B, length + n_step - 1]; counts [B]: steps really in each window, whose last has the flags [B]. Steps that are not
-    there get 0 and False.
+    there get 0 and False. `allocate` makes the arrays of rewards and discounts, unless steps are summed.
     """
+    if n_step == 1:
+        return _one_step_targets(rewards, counts, terminated, truncated, gamma, allocate)
     place = np.arange(length)
     left = counts[:, None] - place
     there = left > 0
     summed = np.clip(left, 0, n_step)
-    if n_step == 1:
-        reward = np.where(there, rewards[:, :length], 0).astype(np.float32)
-    else:
-        real = np.where(np.arange(rewards.shape[1]) < counts[:, None], rewards, 0).astype(np.float64)
-        total = np.zeros((len(counts), length))
-        for ahead in range(min(n_step, int(counts.max(initial=1)))):
-            total += gamma**ahead * real[:, ahead : ahead + length]
-        reward = total.astype(np.float32)
+    real = np.where(np.arange(rewards.shape[1]) < counts[:, None], rewards, 0).astype(np.float64)
+    total = np.zeros((len(counts), length))
+    for ahead in range(min(n_step, int(counts.max(initial=1)))):
+        total += gamma**ahead * real[:, ahead : ahead + length]
+    reward = total.astype(np.float32)
     reaches_end = there & (place + summed == counts[:, None])
     ends = reaches_end & terminated[:, None]
     discount = np.where(there, nstep_discount(summed, ends, gamma), 0).astype(np.float32)
     return Targets(reward, discount, ends, reaches_end & truncated[:, None])
+
+
+def _one_step_targets(
+    rewards: Array, counts: Array, terminated: Array, truncated: Array, gamma: float, allocate: Allocate
+) -> Targets:
+    """Returns what `sequence_targets` does for an n_step of 1: then only the last step of a window can have flags."""
+    reward, discount = (allocate(rewards.shape, np.dtype(np.float32)) for _ in range(2))
+    reward[:] = rewards
+    discount.fill(gamma)
+    last = np.arange(len(counts)), counts - 1
+    flags = np.zeros((2, *rewards.shape), np.bool_)
+    flags[0][last], flags[1][last] = terminated, truncated
+    discount[last] = np.where(terminated, 0.0, gamma)
+    past = past_ends(counts, rewards.shape[1])
+    reward.reshape(-1)[past] = discount.reshape(-1)[past] = 0
+    return Targets(reward, discount, *flags)

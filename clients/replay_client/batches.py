@@ -9,7 +9,7 @@ from typing import Any
 from replay_client.connection import Connection, translated
 from replay_client.frames import read_frame, shared_bytes
 from replay_client.shared import LEAST_BYTES, Slot
-from replay_client.windows import steps_of, work_of
+from replay_client.windows import sent_bytes, steps_of, work_of
 from replaysvc.batch import assemble, split
 from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES
 from replaysvc.errors import CapacityError, ChunkCorruptError, NotReadyError, UnavailableError, WaitTimeoutError
@@ -37,9 +37,10 @@ class Batches:
         self._request = request.SerializeToString()  # a message's fields may follow another's: together they are one
         self._batch_size = request.batch_size
         self._shared: dict[int, int] = {}  # what an answer was found to take of shared memory, by its number of batches
-        self._bytes = self._work = 0  # of a batch, at most
+        self._bytes = self._sent_bytes = self._work = 0  # of a batch, at most: as plain steps, as it travels, and to look at
         if not isinstance(what, Episodes):
             self._bytes = signature.raw_step_bytes * self._batch_size * steps_of(what)
+            self._sent_bytes = sent_bytes(signature, what) * self._batch_size
             self._work = work_of(what, self._batch_size)
 
     def sample(self, deadline: float, *, seed: int | None = None, closes: int | None = None) -> Batch:
@@ -123,7 +124,7 @@ class Batches:
 
     def _together(self, prefetch: int) -> int:
         """Returns how many batches to ask for at once: several small ones, but so that two requests are under way."""
-        most = min(_GROUP_BYTES // self._bytes, _GROUP_WORK // self._work)
+        most = min(_GROUP_BYTES // self._sent_bytes, _GROUP_WORK // self._work)
         return max(1, min(prefetch // 2, most))
 
     def _parts(self, batch: Batch, count: int) -> list[Batch]:

@@ -1,9 +1,10 @@
-"""Windows to protobuf messages, and how many steps one asks for."""
+"""Windows to protobuf messages, and how much one asks for."""
 
 from typing import Any
 
 from replaysvc.errors import SpecMismatchError
 from replaysvc.requests import DenseReward, Episodes, Her, Sequences, SparseReward, Stack, Transitions, Window
+from replaysvc.spec import Signature
 from replaysvc.v1 import replay_pb2 as pb
 
 
@@ -68,3 +69,11 @@ def steps_of(what: Transitions | Sequences) -> int:
     """Returns how many steps' data one item of a batch holds at most, frames of stacks among them."""
     assert isinstance(what.stack, Stack)
     return what.stack.frames + (what.length + what.n_step - 2 if isinstance(what, Sequences) else 0)
+
+
+def sent_bytes(signature: Signature, what: Transitions | Sequences) -> int:
+    """Returns the bytes of one item of a batch as it travels, at most: a sequence's next observations are no others."""
+    plain = signature.raw_step_bytes * steps_of(what)
+    if isinstance(what, Transitions):
+        return plain
+    return plain - (steps_of(what) - 1) * sum(spec.row_bytes for spec in signature.columns[: signature.observation_columns])

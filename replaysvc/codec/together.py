@@ -45,19 +45,21 @@ def take_rows(
     Where many do, it is in the declared dtype, with the offsets added: that is smaller then, and faster. `around` (bool) and
     `offsets` are looked up by `chunks` [n]; None: there are none. Rows must be valid; `allocate` makes the memory.
     """
-    taken = allocate((len(rows), *values.shape[1:]), values.dtype)
+    moved = None
+    if around is not None and offsets is not None and values.dtype != spec.dtype:
+        assert chunks is not None
+        moved = around.take(chunks)
+    count = 0 if moved is None else np.count_nonzero(moved)
+    many = count * _OFFSET_SHARE > len(rows)
+    # what is widened here goes no further
+    taken = (np.empty if many else allocate)((len(rows), *values.shape[1:]), values.dtype)
     values.take(rows, 0, taken, "clip")  # other modes make a copy first
-    if around is None or offsets is None or values.dtype == spec.dtype:
+    if not count or moved is None or offsets is None or chunks is None:
         return taken, None, None
-    assert chunks is not None
-    moved = around.take(chunks)
-    count = np.count_nonzero(moved)
-    if count * _OFFSET_SHARE > len(rows):
+    if many:
         wide = from_float16(taken, spec.dtype, allocate)
         wide += offsets.take(chunks, axis=0)
         return wide, None, None
-    if not count:
-        return taken, None, None
     items = np.flatnonzero(moved)
     return taken, items.astype(np.uint32), offsets.take(chunks[items], axis=0)
 

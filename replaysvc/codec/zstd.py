@@ -57,20 +57,7 @@ def fill(data: Array, frame: memoryview) -> None:
       ChunkCorruptError: as `decompress`.
     """
     _check_frame(frame, len(data))
-    try:
-        with _decompressor().stream_reader(frame, read_size=len(frame)) as reader:
-            size = reader.readinto(data)
-    except zstandard.ZstdError as error:
-        raise ChunkCorruptError(f"chunk: a column does not decompress: {error}") from error
-    if size != len(data):
-        raise ChunkCorruptError(f"chunk: expected a zstd frame of {len(data)} bytes, found {size}")
-
-
-def _decompressor() -> Any:
-    decompressor = getattr(_local, "decompressor", None)
-    if decompressor is None:
-        decompressor = _local.decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
-    return decompressor
+    decompress_into(frame, data)
 
 
 def decompress(frames: Sequence[memoryview], sizes: Sequence[int]) -> list[Any]:
@@ -108,14 +95,14 @@ def decompress_parts(frames: list[Any], sizes: Array) -> list[Any]:
     return [found[i] for i in range(len(found))]
 
 
-def decompress_into(frame: bytes, target: Array) -> None:
+def decompress_into(frame: bytes | memoryview, target: Array) -> None:
     """Decompresses a frame, trusted as in `decompress_parts`, into `target`, contiguous uint8 of its size.
 
     Raises:
       ChunkCorruptError: the frame has another size, or is damaged.
     """
     try:
-        with _decompressor().stream_reader(frame) as reader:
+        with _decompressor().stream_reader(frame, read_size=len(frame)) as reader:
             whole = reader.readinto(target) == len(target) and not reader.read(1)
     except zstandard.ZstdError as error:
         raise ChunkCorruptError(f"chunk: a column does not decompress: {error}") from error

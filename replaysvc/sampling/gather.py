@@ -16,7 +16,7 @@ from replaysvc.sampling.fetch import Fetched
 from replaysvc.sampling.planning import Plan
 from replaysvc.spec import Signature
 from replaysvc.types import Allocate, Array
-from replaysvc.windows import Frames, resolve_backward
+from replaysvc.windows import Frames, Windows, resolve_backward
 
 
 class Place:
@@ -56,6 +56,24 @@ class Place:
         return after
 
 
+class _CachedSteps(Place):
+    """Steps of windows, all of them cached: found a run at a time, since arena rows and slots are all that is asked for."""
+
+    __slots__ = ("_windows",)
+
+    def __init__(self, index: TableIndex, windows: Windows, arena_rows: Array) -> None:
+        self._index, self._windows, self._slot, self.cached = index, windows, None, True
+        self.shape, self.arena_rows = arena_rows.shape, arena_rows.ravel()
+
+    @property
+    def slots(self) -> Array:
+        if self._slot is None:
+            chunks = self._index.chunks
+            found = self._windows.spread(chunks["slot"][self._windows.runs - chunks.base])
+            self._slot = found[:, : self.shape[1]].ravel()
+        return self._slot
+
+
 class Source:
     """Takes rows of chunks out of the cache, or out of fetched chunks where the cache could not keep them."""
 
@@ -63,7 +81,7 @@ class Source:
         self, index: TableIndex, cache: Cache, signature: Signature, fetched: Fetched, now_s: float,
         allocate: Allocate = np.empty,
     ) -> None:  # fmt: skip
-        self.index, self.signature, self.now_s, self._allocate = index, signature, now_s, allocate
+        self.index, self.signature, self.now_s, self.allocate = index, signature, now_s, allocate
         self._cache, self._fetched = cache, fetched
 
     def place(self, rows: Array, offsets: Array) -> Place:
@@ -74,9 +92,18 @@ class Source:
         """Returns where these steps stand, one a window, with what is known of their chunks."""
         return Place(self.index, rows, offsets, records=True)
 
+    def along(self, windows: Windows) -> tuple[Place, Place]:
+        """Returns where the steps of windows stand, [B, L], and their observations with the one after the last, [B, L + 1].
+        Past the end of a window, some step of it is repeated, and the last observation."""
+        location = self.index.chunks["location"][windows.runs - self.index.chunks.base]
+        if int(location.min(initial=0)) <= NONE:
+            return self.place(windows.rows, windows.offsets), self.place(*windows.observations())
+        steps, observations = windows.places(location)
+        return _CachedSteps(self.index, windows, steps), _CachedSteps(self.index, windows, observations)
+
     def take(self, i: int, place: Place, name: str = "") -> BatchColumn:
         """Returns column `i` at a place, in stored precision, to travel as it is."""
-        return self._take(i, place, name, self._allocate)
+        return self._take(i, place, name, self.allocate)
 
     def take_own(self, i: int, place: Place) -> BatchColumn:
         """Returns column `i` at a place, in stored precision, to be reckoned with."""
@@ -182,12 +209,12 @@ def gather_transitions(plan: Plan, source: Source) -> list[BatchColumn]:
     assert isinstance(what, Transitions)
     signature, observations = source.signature, source.signature.observation_columns
     reward_at = layout.reward
-    anchor = last = source.anchors(windows.rows[:, 0], windows.offsets[:, 0])
+    anchor = last = source.anchors(windows.runs[:, 0], windows.firsts[:, 0])
     stored = anchor
     if what.n_step > 1:
         last, stored = source.anchors(windows.end_row, windows.end_offset), source.place(windows.rows, windows.offsets)
     rewards = source.take_own(reward_at, stored).values
-    ends = Ends(rewards.reshape(windows.rows.shape), windows.counts, *source.flags(last))
+    ends = Ends(rewards.reshape(len(windows.counts), windows.length), windows.counts, *source.flags(last))
     goal, columns = None, item_columns(plan, source, anchor)
     if plan.goals is not None:
         ends, goal, extra = relabeled_ends(plan, source, ends)

@@ -13,34 +13,35 @@ from replaysvc.requests import Sequences, Stack, Transitions
 from replaysvc.sampling.gather import Source, item_columns, relabeled_ends
 from replaysvc.sampling.planning import Plan
 from replaysvc.types import Array
+from replaysvc.windows import past_ends
 
 
 def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
     """Returns the columns of planned sequences or episodes. Every chunk is in the cache, or else among the fetched."""
     what, windows, layout = plan.what, plan.windows, plan.layout
     assert not isinstance(what, Transitions)
-    width = windows.rows.shape[1]
     n_step = what.n_step if isinstance(what, Sequences) else 1
-    length = width - n_step + 1
+    length = windows.length - n_step + 1
     signature, observations = source.signature, source.signature.observation_columns
-    stored = source.place(windows.rows, windows.offsets)
-    rewards = source.take_own(layout.reward, stored).values
+    steps, seen = source.along(windows)
+    rewards = source.take_own(layout.reward, steps).values
     ends = Ends(rewards, windows.counts, *source.flags(source.anchors(windows.end_row, windows.end_offset)))
-    first = source.anchors(windows.rows[:, 0], windows.offsets[:, 0])
+    first = source.anchors(windows.runs[:, 0], windows.firsts[:, 0])
     goal, columns = None, item_columns(plan, source, first)
     if plan.goals is not None:
         ends, goal, extra = relabeled_ends(plan, source, ends)
         columns += extra
         if ends.counts is not windows.counts:
             windows = windows.cut(ends.counts)
-    seen = source.place(*windows.observations())
+            steps, seen = source.along(windows)
     stacked = None
     if plan.frames is not None:
         rows, offsets = windows.observations()
         before = plan.frames.rows[:, :-1], plan.frames.offsets[:, :-1]
         stacked = source.place(np.concatenate((before[0], rows), axis=1), np.concatenate((before[1], offsets), axis=1))
-    steps = source.place(windows.rows[:, :length], windows.offsets[:, :length])
-    past = np.arange(length) >= ends.counts[:, None]
+    if n_step > 1:  # which looks past the sequence for rewards alone
+        steps, _ = source.along(windows.until(length))
+    past = past_ends(ends.counts, length)
     stack = what.stack
     assert isinstance(stack, Stack)
     for i in range(len(signature.columns)):
@@ -64,7 +65,7 @@ def gather_sequences(plan: Plan, source: Source) -> list[BatchColumn]:
             columns.append(source.take(i, first))
         else:
             columns.append(_zeroed(source, i, source.take(i, steps), past))
-    targets = sequence_targets(*ends, what.gamma, length, n_step)
+    targets = sequence_targets(*ends, what.gamma, length, n_step, source.allocate)
     columns.append(BatchColumn(COUNTS, ends.counts))
     return columns + [BatchColumn(name, values) for name, values in targets._asdict().items()]
 
@@ -75,10 +76,10 @@ def _with_goal(values: Array, relabeled: Array, goal: Array) -> Array:
 
 
 def _zeroed(source: Source, i: int, column: BatchColumn, past: Array) -> BatchColumn:
-    """Returns the column with zeros where `past` (bool [B, T]) says that there is no step."""
-    if not past.any():
+    """Returns the column with zeros at `past`, the numbers among all B * T of the steps that are not there."""
+    if not past.size:
         return column
     if column.offset_rows is not None:
         column = BatchColumn(column.name, column.widen(source.signature.columns[i]))
-    column.values[past] = 0
+    column.values.reshape(-1, *column.values.shape[2:])[past] = 0
     return column

@@ -1,8 +1,8 @@
 """Which items a request can draw, kept up to date as steps come and go: the anchors of transitions, sequences and episodes.
 
-The anchors in a chunk are always a run of multiples of a period, so a set of items is one count a chunk. A sum tree over the
-counts finds the r-th item in O(log chunks); its total is the number of items, exactly. Not thread-safe: the table's lock is
-held around every call.
+The anchors in a chunk are always a run of multiples of a period, so a set of items is one count a chunk. A tally of the counts
+finds the r-th item in O(log chunks); its total is the number of items, exactly. Not thread-safe: the table's lock is held
+around every call.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from replaysvc.index.chunk_links import NONE
 from replaysvc.index.episode_records import end_number
 from replaysvc.index.table_index import DEAD, Added, TableIndex
 from replaysvc.requests import AtEnd, Episodes, Stack, Transitions, Window
-from replaysvc.selectors import Drawn, SumTree
+from replaysvc.selectors import Drawn, SumTree, Tally
 from replaysvc.types import Array
 
 _WHOLE = 1 << 62  # a period longer than any episode: only step 0 is an anchor
@@ -114,24 +114,23 @@ class ItemSet:
 
     def __init__(self, kind: Kind, index: TableIndex) -> None:
         self.kind, self._index = kind, index
-        self._counts = SumTree()  # by chunk row
+        self._counts = Tally(index.chunks.base)  # by chunk row
         self._episodes: SumTree | None = None  # by episode id, 1 where it has items; made when first asked for
         chunks = index.chunks
-        self._counts.grow(chunks.end, start=chunks.base)
+        self._counts.grow(chunks.end)
         if len(chunks):
             rows = np.arange(chunks.base, chunks.end)
-            self._counts.set_range(chunks.base, chunks.end, self._ranges(rows)[1].astype(np.float64))
+            self._counts.set(rows, self._ranges(rows)[1])
 
     @property
     def size(self) -> int:
         """Returns how many items there are."""
-        return int(self._counts.total)
+        return self._counts.total
 
     def select(self, ranks: Array) -> Array:
         """Returns the positions of the items with these ranks, 0 the oldest chunk's first."""
-        rows, rests = self._counts.find(np.asarray(ranks, np.float64))
-        first, _ = self._ranges(rows)
-        return self._position(rows, first + np.asarray(rests, np.int64))
+        rows, rests = self._counts.find(ranks)
+        return self._position(rows, self._begin(rows) + rests)
 
     def holds(self, positions: Array) -> Array:
         """Returns bool: which of these stored positions are items."""
@@ -218,7 +217,7 @@ class ItemSet:
     def add(self, added: Added) -> Changed:
         """Takes in what an append added; anchors in older chunks of its episodes may have become items, too."""
         index = self._index
-        self._counts.grow(index.chunks.end, start=index.chunks.base)
+        self._counts.grow(index.chunks.end)
         older = self._older_rows(added) if self._reaches_back else np.empty(0, np.int64)
         changed = self._recount(np.concatenate((older, np.arange(added.rows.start, added.rows.stop))), grows=True)
         if self._episodes is not None:
@@ -306,13 +305,13 @@ class ItemSet:
 
     def _recount(self, rows: Array, *, grows: bool) -> Changed:
         """Counts the items of chunks again; what came or went did so at the end if the table `grows`, else at the start."""
-        old = self._counts.get(rows).astype(np.int64)
+        old = self._counts.get(rows)
         first, new = self._ranges(rows)
         different = np.flatnonzero(old != new)
         if not different.size:
             return Changed(np.empty(0, np.int64), np.empty(0, np.int64))
         rows, first, old, new = rows[different], first[different], old[different], new[different]
-        self._counts.set(rows, new.astype(np.float64))
+        self._counts.set(rows, new)
         if grows:
             return Changed(self._expand(rows, first, old, new), self._expand(rows, first, new, old))
         end = self._end(rows)
@@ -333,14 +332,21 @@ class ItemSet:
 
     def _ranges(self, rows: Array) -> tuple[Array, Array]:
         """Returns of chunks the number, within its episode, of the first anchor that is stored, and how many are items."""
-        chunks, period = self._index.chunks, self.kind.period
+        begin, end = self._begin(rows), self._end(rows)
+        live = (self._index.chunks["flags"][rows - self._index.chunks.base] & DEAD) == 0
+        return begin, np.where(live, np.maximum(end - begin, 0), 0)
+
+    def _begin(self, rows: Array) -> Array:
+        """Returns of chunks the number, within its episode, of the first anchor that is stored."""
+        index, chunks = self._index, self._index.chunks
         at = rows - chunks.base
-        low = chunks["first_step"][at] + np.maximum(self._index.tail - chunks["position"][at], 0)
+        low: Array = chunks["first_step"][at]
+        if rows.size and index.tail > chunks["position"][0]:  # of the oldest chunk a part is removed
+            low += np.maximum(index.tail - chunks["position"][at], 0)
         if self.kind.back:
             low = np.maximum(low, self._first_stackable(at))
-        begin = -(-low // period)
-        end = self._end(rows)
-        return begin, np.where((chunks["flags"][at] & DEAD) == 0, np.maximum(end - begin, 0), 0)
+        begin: Array = -(-low // self.kind.period)
+        return begin
 
     def _end(self, rows: Array) -> Array:
         """Returns of chunks the number, within its episode, of the anchor after the last item."""

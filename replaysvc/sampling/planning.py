@@ -54,7 +54,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Returns the steps of all windows, with what they are padded by."""
-        return self.windows.rows.size
+        return len(self.windows.counts) * self.windows.length
 
     def part(self, start: int, stop: int) -> "Plan":
         """Returns the plan of items [start, stop) alone."""
@@ -69,7 +69,7 @@ class Plan:
     @property
     def rows(self) -> list[Array]:
         """Returns all chunk rows that the batch is made of."""
-        found = [self.windows.rows]
+        found = [self.windows.runs]
         if self.frames is not None:
             found.append(self.frames.rows)
         if self.goals is not None:

@@ -250,7 +250,7 @@ class Sampling:
                 raise _TooLargeError
             core.counts["misses"] += len(missing)
             if not fetched:
-                anchors = plan.windows.rows[:, 0]
+                anchors = plan.windows.runs[:, 0]
                 core.counts["hits"] += len(anchors) - (int(np.isin(anchors, missing).sum()) if missing.size else 0)
             if missing.size:
                 return missing, None

@@ -163,3 +163,12 @@ def test_limiter_counts_all_batches(replay, serve, connect):
     next(stream)
     stream.close()
     assert table.stats().sampled_items_total % 16 == 0
+
+
+def test_what_sequences_share_counts_once(serve, connect):
+    """32 sequences of 80 steps take 32 * (81 * 68 + 80 * 28) bytes, of which 4 fit into 1 MiB."""
+    client = connect(serve().address)
+    table = client.create_table("t", Signature(FieldSpec("o", (17,), np.float32), FieldSpec("a", (6,), np.float32)))
+    batches = table._batches(32, Sequences(length=80), "uniform", None, 0.0)
+    assert batches._sent_bytes == 32 * (81 * 68 + 80 * 28)
+    assert batches._together(64) == 4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc.windows import resolve_forward
+from replaysvc.windows import past_ends, resolve_forward
 
 BASE = 10
 N_STEPS = np.array([2, 2, 3, 1])
@@ -71,3 +71,75 @@ def test_random_chains_match_a_walk_step_by_step(length):
                 row, offset = int(next_row[row]), 0
         assert steps_of(windows, i) == walk
         assert (windows.end_row[i], windows.end_offset[i]) == walk[-1]
+
+
+BEGINS = {10: 100, 11: 200, 12: 300, 13: 400}  # where the chunks stand in an array
+
+
+def places(windows):
+    begins = np.array([[BEGINS[row] for row in runs] for runs in windows.runs.tolist()])
+    return tuple(found.tolist() for found in windows.places(begins))
+
+
+def test_steps_and_observations_are_placed_a_run_at_a_time_and_the_last_are_repeated():
+    windows = resolve([(10, 1), (11, 1), (12, 2)], 4)
+    steps, observations = places(windows)
+    assert steps == [[101, 300, 301, 302], [201, 201, 201, 201], [302, 400, 400, 400]]
+    assert observations == [[101, 300, 301, 302, 303], [201, 202, 202, 202, 202], [302, 400, 401, 401, 401]]
+
+
+def test_full_windows_in_one_chunk_each_are_placed():
+    assert places(resolve([(10, 0), (12, 1)], 2)) == ([[100, 101], [301, 302]], [[100, 101, 102], [301, 302, 303]])
+
+
+def test_what_a_run_has_is_spread_over_its_steps_and_the_observation_after_the_last():
+    windows = resolve([(10, 1), (11, 1), (12, 2)], 4)
+    assert windows.spread(windows.runs).tolist() == [[10, 12, 12, 12, 12], [11] * 5, [12, 13, 13, 13, 13]]
+    assert resolve([(10, 0)], 2).spread(np.array([[7]])).tolist() == [[7, 7, 7]]
+
+
+def test_cut_windows_end_earlier_in_an_earlier_run():
+    windows = resolve([(10, 1), (10, 0), (11, 1), (12, 2)], 4).cut(np.array([1, 3, 1, 2]))
+    assert [steps_of(windows, i) for i in range(4)] == [
+        [(10, 1)], [(10, 0), (10, 1), (12, 0)], [(11, 1)], [(12, 2), (13, 0)],
+    ]  # fmt: skip
+    assert windows.end_row.tolist() == [10, 12, 11, 13]
+    assert windows.end_offset.tolist() == [1, 0, 1, 0]
+    steps, observations = places(windows)
+    assert steps == [[101] * 4, [100, 101, 300, 300], [201] * 4, [302, 400, 400, 400]]
+    assert observations == [[101, 102, 102, 102, 102], [100, 101, 300, 301, 301], [201] + [202] * 4, [302, 400, 401, 401, 401]]
+
+
+def test_windows_until_a_length_are_cut_there_and_are_no_longer():
+    windows = resolve([(10, 1), (11, 1), (12, 2)], 4).until(2)
+    assert (windows.length, windows.counts.tolist()) == (2, [2, 1, 2])
+    assert [steps_of(windows, i) for i in range(3)] == [[(10, 1), (12, 0)], [(11, 1)], [(12, 2), (13, 0)]]
+    assert places(windows)[1] == [[101, 300, 301], [201, 202, 202], [302, 400, 401]]
+
+
+def test_part_of_windows_is_those_alone():
+    part = resolve([(10, 1), (11, 1), (12, 2)], 4).part(1, 3)
+    assert [steps_of(part, i) for i in range(2)] == [[(11, 1)], [(12, 2), (13, 0)]]
+    assert places(part)[0] == [[201, 201, 201, 201], [302, 400, 400, 400]]
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 20])
+def test_places_are_those_of_each_observation(length):
+    rng = np.random.default_rng(length)
+    n_steps, next_row = rng.integers(1, 5, 40), np.full(40, -1)
+    for chain in map(np.sort, np.array_split(rng.permutation(40), 6)):
+        next_row[chain[:-1]] = chain[1:]
+    rows = rng.integers(0, 40, 60)
+    windows = resolve_forward(rows, rng.integers(0, n_steps[rows]), length, n_steps, next_row, 0)
+    begins = rng.permutation(40) * 100
+    for those in (windows, windows.cut(rng.integers(1, windows.counts + 1))):
+        steps, observations = those.places(begins[those.runs])
+        inside = those.steps()
+        np.testing.assert_array_equal(steps[inside], (begins[those.rows] + those.offsets)[inside])
+        rows, offsets = those.observations()
+        np.testing.assert_array_equal(observations, begins[rows] + offsets)
+
+
+def test_entries_past_the_ends_are_counted_row_by_row():
+    assert past_ends(np.array([3, 1, 3, 2]), 3).tolist() == [4, 5, 11]
+    assert past_ends(np.array([3, 4]), 3).tolist() == []
