@@ -13,6 +13,8 @@ from replaysvc.checks import NAME, check_flag, check_number
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.options import (
     MAX_SAMPLERS,
+    Fifo,
+    Lifo,
     Limiter,
     LostActor,
     Prioritized,
@@ -113,6 +115,10 @@ class TableConfig:
     def bounded(self) -> bool:
         """Returns whether anything is removed for capacity."""
         return (self.capacity_steps, self.capacity_bytes, self.capacity_episodes) != (None, None, None)
+
+    def counts_each_batch(self, sampler: str) -> bool:
+        """Returns whether a batch that is drawn ahead, and that nobody takes, would be missed."""
+        return self.limiter.samples_per_insert is not None or isinstance(self.samplers.get(sampler), Fifo | Lifo)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plain form that `from_json` reads."""

@@ -1,16 +1,16 @@
 """A table of an embedded store, as its user has it."""
 
-import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Literal, Protocol, overload
 
-from replaysvc.batch import assemble, episode_columns
+from replaysvc.batch import assemble, episode_columns, split
 from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_ids, check_number, shown
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import MAX_UPDATES, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink
-from replaysvc.errors import SpecMismatchError
+from replaysvc.errors import NotReadyError, SpecMismatchError
+from replaysvc.extent import extent_of
 from replaysvc.options import Limiter
 from replaysvc.requests import Transitions, Window
 from replaysvc.table import Table
@@ -89,11 +89,34 @@ class EmbeddedTable:
         self, batch_size: int, what: Window = Transitions(), *, sampler: str = "uniform", beta: float | None = None,
         prefetch: int = 4, timeout_s: float = 60.0,
     ) -> Iterator[Batch]:  # fmt: skip
-        """Yields batches without end, each as `sample` gives it. `prefetch` has no use without a network."""
-        check_number("prefetch", prefetch, 1, 64)
-        return BatchStream(
-            self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s) for _ in itertools.count()
-        )
+        """Yields batches without end, each as `sample` gives it. Up to `prefetch` small ones are drawn at once, ahead of their
+        use, but none where that would count: from a queue, in a table whose limiter holds a ratio, and of whole episodes."""
+        prefetch = check_number("prefetch", prefetch, 1, 64)
+        return BatchStream(self._stream(batch_size, what, sampler, beta, prefetch, timeout_s))
+
+    def _stream(
+        self, batch_size: int, what: Window, sampler: str, beta: float | None, prefetch: int, timeout_s: float
+    ) -> Generator[Batch, None, None]:
+        count = 0
+        while True:
+            if count > 1:
+                try:
+                    columns = self._engine.draw(
+                        batch_size, what, sampler=sampler, seed=None, beta=beta, timeout_s=0.0, batches=count
+                    )
+                except NotReadyError:  # of so many; of one, it may be another matter
+                    pass
+                else:
+                    parts = split(assemble(self.signature, what, {column.name: column for column in columns}), count)
+                    del columns
+                    parts.reverse()
+                    while parts:  # each is forgotten here, for its memory may be that of the next
+                        yield parts.pop()
+                    continue
+            yield self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s)
+            if not count:  # the arguments have been checked by now
+                alone = self.config.counts_each_batch(sampler)
+                count = 1 if alone else extent_of(self.signature, what, batch_size).together(prefetch)
 
     @overload
     def update_priorities(

@@ -46,7 +46,7 @@ class Windows:
     @cached_property
     def _each(self) -> tuple[Array, Array]:
         if self.length == 1:
-            return self.runs, self.firsts
+            return self.runs[:, :1], self.firsts[:, :1]
         taken = self.taken.ravel()
         shift = self.firsts.ravel() - (np.cumsum(taken) - taken)
         flat_rows = np.repeat(self.runs.ravel(), taken)

@@ -9,18 +9,16 @@ from typing import Any
 from replay_client.connection import Connection, translated
 from replay_client.frames import read_frame, shared_bytes
 from replay_client.shared import LEAST_BYTES, Slot
-from replay_client.windows import sent_bytes, steps_of, work_of
 from replaysvc.batch import assemble, split
 from replaysvc.config import MAX_LARGE_BYTES, MAX_MESSAGE_BYTES
 from replaysvc.errors import CapacityError, ChunkCorruptError, NotReadyError, UnavailableError, WaitTimeoutError
+from replaysvc.extent import extent_of
 from replaysvc.requests import Episodes, Window
 from replaysvc.spec import FieldSpec, Signature
 from replaysvc.types import Batch
 from replaysvc.v1 import replay_pb2 as pb
 
 _UNDER_WAY_BYTES = 128 << 20  # of batches that a stream has asked for: each lies in the server's memory until it is sent
-_GROUP_BYTES = 1 << 20  # of batches that one answer holds together: what a call costs beside them is little then
-_GROUP_WORK = 1 << 18  # and of steps that the server looks at for them
 _WAIT_SLICE_S = 5.0  # a waiting sample call asks again at least this often
 _PAUSE_S = 0.2  # and at most this often, should the server have too many of them to let it wait there
 _LARGER = 10  # times as long as other calls may one take whose answer is streamed
@@ -37,11 +35,7 @@ class Batches:
         self._request = request.SerializeToString()  # a message's fields may follow another's: together they are one
         self._batch_size = request.batch_size
         self._shared: dict[int, int] = {}  # what an answer was found to take of shared memory, by its number of batches
-        self._bytes = self._sent_bytes = self._work = 0  # of a batch, at most: as plain steps, as it travels, and to look at
-        if not isinstance(what, Episodes):
-            self._bytes = signature.raw_step_bytes * self._batch_size * steps_of(what)
-            self._sent_bytes = sent_bytes(signature, what) * self._batch_size
-            self._work = work_of(what, self._batch_size)
+        self._extent = extent_of(signature, what, self._batch_size)
 
     def sample(self, deadline: float, *, seed: int | None = None, closes: int | None = None) -> Batch:
         """Returns a batch; waits for one until `deadline`, by the monotonic clock.
@@ -82,7 +76,7 @@ class Batches:
     def stream(self, prefetch: int, timeout_s: float) -> Generator[Batch, None, None]:
         """Yields batches without end, with requests for `prefetch` of them under way; for fewer large ones."""
         connection = self._connection
-        prefetch = min(prefetch, max(1, _UNDER_WAY_BYTES // self._bytes))
+        prefetch = min(prefetch, max(1, _UNDER_WAY_BYTES // self._extent.raw_bytes))
         count = self._together(prefetch)
         more = pb.SampleRequest(timeout_s=timeout_s, batches=count)
         under_way: deque[tuple[Any, Slot | None]] = deque()
@@ -124,8 +118,7 @@ class Batches:
 
     def _together(self, prefetch: int) -> int:
         """Returns how many batches to ask for at once: several small ones, but so that two requests are under way."""
-        most = min(_GROUP_BYTES // self._sent_bytes, _GROUP_WORK // self._work)
-        return max(1, min(prefetch // 2, most))
+        return self._extent.together(prefetch // 2)
 
     def _parts(self, batch: Batch, count: int) -> list[Batch]:
         """Returns the batches of an answer; an older server knows of no groups and gives one."""
@@ -147,7 +140,7 @@ class Batches:
         """Returns what an answer holds."""
         most = MAX_LARGE_BYTES if isinstance(self._what, Episodes) else MAX_MESSAGE_BYTES
         found = read_frame(frame, self._specs, slot.buffer() if slot is not None else None, most=most)
-        if found.room or (slot is None and self._bytes * count >= LEAST_BYTES):
+        if found.room or (slot is None and self._extent.raw_bytes * count >= LEAST_BYTES):
             self._shared[count] = max(self._shared.get(count, 0), found.room, shared_bytes(found.columns))
         return assemble(self._signature, self._what, found.columns)
 

@@ -17,7 +17,7 @@ from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
 from replaysvc.errors import NotFoundError, SpecMismatchError
-from replaysvc.options import Fifo, Lifo, Limiter, check_prioritized
+from replaysvc.options import Limiter, check_prioritized
 from replaysvc.requests import Episodes, Transitions, Window
 from replaysvc.selectors import check_priorities
 from replaysvc.spec import Signature
@@ -101,14 +101,9 @@ class RemoteTable:
         """
         prefetch = check_number("prefetch", prefetch, 1, 64)
         batches = self._batches(batch_size, what, sampler, beta, timeout_s)
-        if isinstance(what, Episodes) or self._counts_each_request(sampler):
+        if isinstance(what, Episodes) or self.config.counts_each_batch(sampler):
             return BatchStream(batches.sample(time.monotonic() + timeout_s) for _ in itertools.count())
         return BatchStream(batches.stream(prefetch, timeout_s))
-
-    def _counts_each_request(self, sampler: str) -> bool:
-        """Returns whether a batch that nobody looks at would be missed."""
-        limited = self.config.limiter.samples_per_insert is not None
-        return limited or isinstance(self.config.samplers.get(sampler), Fifo | Lifo)
 
     def _batches(self, batch_size: int, what: Window, sampler: str, beta: float | None, timeout_s: float) -> Batches:
         batch_size = check_number("batch_size", batch_size, 1, _MAX_BATCH)

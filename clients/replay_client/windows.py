@@ -4,7 +4,6 @@ from typing import Any
 
 from replaysvc.errors import SpecMismatchError
 from replaysvc.requests import DenseReward, Episodes, Her, Sequences, SparseReward, Stack, Transitions, Window
-from replaysvc.spec import Signature
 from replaysvc.v1 import replay_pb2 as pb
 
 
@@ -55,25 +54,3 @@ def _her(her: Her | None) -> pb.Her | None:
         case DenseReward(scale, threshold):
             message.dense.CopyFrom(pb.DenseReward(scale=scale, threshold=threshold))
     return message
-
-
-def work_of(what: Transitions | Sequences, batch_size: int) -> int:
-    """Returns how much a server has to look at for a batch, in steps, however small that is when it travels."""
-    assert isinstance(what.stack, Stack)
-    if isinstance(what, Sequences):
-        return batch_size * max(what.length + what.n_step + what.stack.frames, what.length * what.n_step // 64)
-    return batch_size * (what.n_step + what.stack.frames)
-
-
-def steps_of(what: Transitions | Sequences) -> int:
-    """Returns how many steps' data one item of a batch holds at most, frames of stacks among them."""
-    assert isinstance(what.stack, Stack)
-    return what.stack.frames + (what.length + what.n_step - 2 if isinstance(what, Sequences) else 0)
-
-
-def sent_bytes(signature: Signature, what: Transitions | Sequences) -> int:
-    """Returns the bytes of one item of a batch as it travels, at most: a sequence's next observations are no others."""
-    plain = signature.raw_step_bytes * steps_of(what)
-    if isinstance(what, Transitions):
-        return plain
-    return plain - (steps_of(what) - 1) * sum(spec.row_bytes for spec in signature.columns[: signature.observation_columns])

@@ -284,3 +284,19 @@ def test_values_that_no_float16_holds_are_kept_exact_and_counted(door):
 def test_unknown_table_is_not_found(door):
     with pytest.raises(NotFoundError, match="nosuch"):
         door.table("nosuch").sample(1)
+
+
+def test_batches_drawn_ahead_know_nothing_of_later_priorities_and_those_drawn_one_by_one_do(door):
+    table = door.create_table("t", SCALARS)
+    write_episodes(table, [4])
+    ahead, one_by_one = (table.stream(64, sampler="prioritized", prefetch=prefetch) for prefetch in (8, 1))
+    for stream in (ahead, ahead, one_by_one, one_by_one):
+        assert set(next(stream).t.tolist()) == {0, 1, 2, 3}
+    table.update_priorities([0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0])
+    assert set(next(ahead).t.tolist()) == {0, 1, 2, 3}  # drawn with the one before it
+    assert set(next(one_by_one).t.tolist()) == {0}
+    for _ in range(16):
+        batch = next(ahead)
+    assert set(batch.t.tolist()) == {0}
+    ahead.close()
+    one_by_one.close()

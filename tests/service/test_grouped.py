@@ -170,5 +170,5 @@ def test_what_sequences_share_counts_once(serve, connect):
     client = connect(serve().address)
     table = client.create_table("t", Signature(FieldSpec("o", (17,), np.float32), FieldSpec("a", (6,), np.float32)))
     batches = table._batches(32, Sequences(length=80), "uniform", None, 0.0)
-    assert batches._sent_bytes == 32 * (81 * 68 + 80 * 28)
+    assert batches._extent.sent_bytes == 32 * (81 * 68 + 80 * 28)
     assert batches._together(64) == 4

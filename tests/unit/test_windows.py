@@ -115,6 +115,8 @@ def test_windows_until_a_length_are_cut_there_and_are_no_longer():
     assert (windows.length, windows.counts.tolist()) == (2, [2, 1, 2])
     assert [steps_of(windows, i) for i in range(3)] == [[(10, 1), (12, 0)], [(11, 1)], [(12, 2), (13, 0)]]
     assert places(windows)[1] == [[101, 300, 301], [201, 202, 202], [302, 400, 401]]
+    one = resolve([(10, 1), (11, 1)], 4).until(1)
+    assert (one.rows.tolist(), one.offsets.tolist()) == ([[10], [11]], [[1], [1]])
 
 
 def test_part_of_windows_is_those_alone():
