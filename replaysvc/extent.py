@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from replaysvc.requests import Episodes, Sequences, Stack, Transitions, Window
 from replaysvc.spec import Signature
 
-_GROUP_BYTES = 1 << 20  # of batches that are drawn together: what a draw, or a call, costs beside them is little then
+_GROUP_BYTES = 2 << 20  # of batches that are drawn together: what a draw, or a call, costs beside them is little then
 _GROUP_WORK = 1 << 18  # and of steps that are looked at for them
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import replay_client
 from tests.bench.peers.asked import BATCH, Answer, Rollouts, load, write_rate
 
-PREFETCH = 8
+PREFETCH = 16
 _START_S = 120.0  # longest that all of them may take to start
 
 

@@ -99,7 +99,7 @@ def test_batches_of_one_answer_do_not_share_memory_that_is_written_to(table):
 def test_large_batches_come_alone(serve, connect):
     client = connect(serve().address)
     table = client.create_table("t", Signature(FieldSpec("o", (84, 84), np.uint8), FieldSpec("a", (), np.int64)))
-    batches = table._batches(64, Transitions(), "uniform", None, 0.0)
+    batches = table._batches(128, Transitions(), "uniform", None, 0.0)
     assert batches._together(64) == 1
 
 
@@ -166,9 +166,9 @@ def test_limiter_counts_all_batches(replay, serve, connect):
 
 
 def test_what_sequences_share_counts_once(serve, connect):
-    """32 sequences of 80 steps take 32 * (81 * 68 + 80 * 28) bytes, of which 4 fit into 1 MiB."""
+    """32 sequences of 80 steps take 32 * (81 * 68 + 80 * 28) bytes, of which 8 fit into 2 MiB."""
     client = connect(serve().address)
     table = client.create_table("t", Signature(FieldSpec("o", (17,), np.float32), FieldSpec("a", (6,), np.float32)))
     batches = table._batches(32, Sequences(length=80), "uniform", None, 0.0)
     assert batches._extent.sent_bytes == 32 * (81 * 68 + 80 * 28)
-    assert batches._together(64) == 4
+    assert batches._together(64) == 8
