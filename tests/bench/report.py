@@ -9,6 +9,7 @@ and then their median.
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +80,29 @@ def _times(found: Found, workload: str, ours: str, subject: str) -> str:
     return f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
+def promises(found: Found) -> Iterator[tuple[str, list[float], float]]:
+    """Yields what the design promises: its words, the ratios that were found, and what they should be at least."""
+    for target in TARGETS:
+        ratios = found.ratios(target.workload, target.subject, target.beside, target.other)
+        if ratios:
+            yield words_of(target), ratios, target.at_least
+    for name, at_least in RAW_RATIOS.items():
+        for value, raw in zip(found.values(name, "service"), found.values(name, "service", "raw"), strict=True):
+            yield f"raw (s, a, r, s') / {WORKLOADS[name].words}", [raw / value], at_least
+    for resident, allowed in zip(
+        *(found.values("memory", "service", what) for what in ("resident", "allowed")), strict=True
+    ):  # fmt: skip
+        yield "memory that the server's settings allow / what it takes", [allowed / resident], 1
+
+
 def promised(found: Found) -> tuple[Table, list[str]]:
     """Returns what the design promises beside what was found, and what falls short."""
     grid, short = Table("promise", "found", "least to most", "wanted", "met"), []
-
-    def add(words: str, values: list[float], at_least: float) -> None:
+    for words, values, at_least in promises(found):
         met = statistics.median(values) >= at_least
         grid.add_row(words, *(f"{text}x" for text in _spread(values, ",.2f")), f"{at_least:g}x", "yes" if met else "NO")
         if not met:
             short.append(words)
-
-    for target in TARGETS:
-        ratios = found.ratios(target.workload, target.subject, target.beside, target.other)
-        if ratios:
-            add(words_of(target), ratios, target.at_least)
-    for name, at_least in RAW_RATIOS.items():
-        for value, raw in zip(found.values(name, "service"), found.values(name, "service", "raw"), strict=True):
-            add(f"raw (s, a, r, s') / {WORKLOADS[name].words}", [raw / value], at_least)
-    for resident, allowed in zip(
-        *(found.values("memory", "service", what) for what in ("resident", "allowed")), strict=True
-    ):  # fmt: skip
-        add("memory that the server's settings allow / what it takes", [allowed / resident], 1)
     return grid, short
 
 
