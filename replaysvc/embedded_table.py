@@ -9,7 +9,7 @@ from replaysvc.checks import check_actor, check_epoch_number, check_flag, check_
 from replaysvc.codec import ChunkDecoder
 from replaysvc.config import MAX_UPDATES, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink
-from replaysvc.errors import NotReadyError, SpecMismatchError
+from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.extent import extent_of
 from replaysvc.options import Limiter
 from replaysvc.requests import Transitions, Window
@@ -97,14 +97,17 @@ class EmbeddedTable:
     def _stream(
         self, batch_size: int, what: Window, sampler: str, beta: float | None, prefetch: int, timeout_s: float
     ) -> Generator[Batch, None, None]:
-        count = 0
+        known = False
         while True:
+            count = 1
+            if known and not self.config.counts_each_batch(sampler):  # which `set_limiter` may change
+                count = extent_of(self.signature, what, batch_size).together(prefetch)
             if count > 1:
                 try:
                     columns = self._engine.draw(
                         batch_size, what, sampler=sampler, seed=None, beta=beta, timeout_s=0.0, batches=count
                     )
-                except NotReadyError:  # of so many; of one, it may be another matter
+                except (NotReadyError, InvalidRequestError):  # of so many; of one, it may be another matter
                     pass
                 else:
                     parts = split(assemble(self.signature, what, {column.name: column for column in columns}), count)
@@ -114,9 +117,7 @@ class EmbeddedTable:
                         yield parts.pop()
                     continue
             yield self.sample(batch_size, what, sampler=sampler, beta=beta, timeout_s=timeout_s)
-            if not count:  # the arguments have been checked by now
-                alone = self.config.counts_each_batch(sampler)
-                count = 1 if alone else extent_of(self.signature, what, batch_size).together(prefetch)
+            known = True  # and checked, the arguments
 
     @overload
     def update_priorities(

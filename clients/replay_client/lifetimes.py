@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import logging
+import multiprocessing.util
 import os
 import time
 import weakref
@@ -34,9 +35,17 @@ class Owned(Protocol):
 _owned: "weakref.WeakSet[Owned]" = weakref.WeakSet()
 
 
+_watched = -1  # the process whose end by multiprocessing's own way is watched
+
+
 def register(owned: Owned) -> None:
     """From now on closes `owned` at the exit of this process, and disowns it in a child of it."""
+    global _watched
     _owned.add(owned)
+    if _watched != os.getpid():
+        _watched = os.getpid()
+        if multiprocessing.parent_process() is not None:  # forked workers end without what atexit was told
+            multiprocessing.util.Finalize(None, _close_all, exitpriority=0)
 
 
 def close_together(owned: Iterable[Owned], timeout_s: float) -> list[ReplayError]:

@@ -93,6 +93,8 @@ class PrioritySender:
             self._raise_error()
             if self._closing:
                 raise UnavailableError(_CLOSED)
+            if not count:
+                return
             if not self._pending:
                 self._work.notify()
             self._pending.setdefault(sampler, []).append((positions, priorities))

@@ -77,7 +77,7 @@ def _with_goal(values: Array, relabeled: Array, goal: Array) -> Array:
 
 def _zeroed(source: Source, i: int, column: BatchColumn, past: Array) -> BatchColumn:
     """Returns the column with zeros at `past`, the numbers among all B * T of the steps that are not there."""
-    if not past.size:
+    if not past.size or not column.values.size:
         return column
     if column.offset_rows is not None:
         column = BatchColumn(column.name, column.widen(source.signature.columns[i]))

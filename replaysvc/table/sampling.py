@@ -91,7 +91,13 @@ class Sampling:
                 if plan is not None:
                     core.limiter.count_sample(count)
                     core.changed.notify_all()
-                    if (columns := self._take_cached(plan, allocate)) is not None:
+                    columns = None
+                    try:
+                        columns = self._take_cached(plan, allocate)
+                    except BaseException:  # no batch, so none was taken
+                        self._give_back(sampler, what, plan)
+                        raise
+                    if columns is not None:
                         return columns
             if plan is None:
                 continue
@@ -99,17 +105,24 @@ class Sampling:
                 columns = self._gather(plan, allocate)
             except StorageError as error:  # of a read: it says nothing of what is stored, and may pass
                 log.warning("table %s: chunks cannot be read now: %s", core.name, error)
-                columns, unreadable = None, error
+                unreadable = error
+            finally:
+                if columns is None:
+                    with core.changed:
+                        self._give_back(sampler, what, plan)
             if columns is not None:
                 return columns
-            with core.changed:
-                core.limiter.count_sample(-count)
-                core.samplers.give_back(sampler, what, plan.drawn.positions)
         if unreadable is not None:
             raise UnavailableError(f"table {core.name}: steps cannot be read now ({unreadable})") from unreadable
         raise NotReadyError(
             f"table {core.name}: no {count} items in {_DRAW_ATTEMPTS} draws; steps they need are removed or damaged"
         )
+
+    def _give_back(self, sampler: str, what: Window, plan: Plan) -> None:
+        """Makes it as if a plan had not been drawn. The lock is held."""
+        positions = plan.drawn.positions
+        self._core.limiter.count_sample(-len(positions))
+        self._core.samplers.give_back(sampler, what, positions)
 
     def update_priorities(self, sampler: str, positions: Array, priorities: Array) -> UpdateCounts:
         """Sets priorities; see `Samplers.update`."""

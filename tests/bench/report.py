@@ -119,7 +119,7 @@ def main(file: Path) -> None:
     console.print(measured(found))
     grid, short = promised(found)
     console.print(grid)
-    console.print(f"not reached: {'; '.join(short) or 'none'}", markup=False)
+    console.print(f"not reached: {'; '.join(short) or 'none'}" if grid.row_count else "no promise was measured", markup=False)
     for path in plots.draw(found, file.parent):
         console.print(f"written: {path}", soft_wrap=True, markup=False)
 

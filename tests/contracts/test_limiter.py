@@ -393,3 +393,16 @@ def test_a_chunk_and_a_batch_never_wait_for_each_other_for_ever(door, pool):
         assert len(sampled.result(30)) == 10
     assert table.stats().limiter["inserted"] == 12
     assert table.stats().limiter["sampled"] == 10
+
+
+def test_stream_goes_on_when_a_ratio_is_set_meanwhile(door):
+    """It was drawing 32 batches at once, and the limiter now lets 80 items be sampled at once."""
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=10))
+    write_episodes(table, [200])
+    stream = table.stream(5, prefetch=32)
+    for _ in range(3):
+        next(stream)
+    table.set_limiter(Limiter(min_steps=10, samples_per_insert=4.0, error_buffer=40.0))
+    for _ in range(70):
+        assert len(next(stream)) == 5
+    stream.close()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import AtEnd, EpisodeUniform, FieldSpec, Recency, Sequences, Signature, TableConfig, Transitions
+from replaysvc import AtEnd, Episodes, EpisodeUniform, FieldSpec, Recency, Sequences, Signature, TableConfig, Transitions
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from tests.builders import SCALARS, make_table, write_episode, write_episodes
 from tests.statistics import check_draws
@@ -338,3 +338,18 @@ def test_a_sequence_of_one_step_is_a_transition(door):
 def test_bad_sequence_options_fail_when_they_are_made(options):
     with pytest.raises(SpecMismatchError, match=list(options)[-1]):
         Sequences(**options)
+
+
+@pytest.mark.parametrize("what", [Sequences(length=8), Sequences(length=8, at_end=AtEnd.SHIFT), Episodes(max_steps=10)])
+def test_column_without_values_is_padded_with_none(door, what):
+    fields = FieldSpec("o", (2,), np.float32), FieldSpec("a", (0,), np.float32)
+    table = door.create_table("t", Signature(*fields, extra=FieldSpec("extra", (0, 3), np.int64)))
+    with table.writer() as writer:
+        for length in (2, 9):
+            writer.begin(np.zeros(2, np.float32))
+            for t in range(length):
+                extras = {"extra": np.zeros((0, 3), np.int64)}
+                writer.append(np.zeros(0, np.float32), 1.0, np.ones(2, np.float32), terminated=t == length - 1, extras=extras)
+    batch = table.sample(16, what, seed=0)
+    assert batch.action.shape == (*batch.reward.shape, 0)
+    assert batch.extras["extra"].shape == (*batch.reward.shape, 0, 3)

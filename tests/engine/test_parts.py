@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import FieldSpec, Her, Sequences, Signature, StoreConfig, TableConfig, Transitions
+from replaysvc import FieldSpec, Fifo, Her, Limiter, Sequences, Signature, StoreConfig, TableConfig, Transitions
 from replaysvc.replay import Replay
 from replaysvc.sampling.fetch import Reader
 from replaysvc.table import sampling
@@ -107,3 +107,23 @@ def test_chunks_that_are_removed_while_they_are_read_leave_the_cache_alone(tmp_p
 def test_one_item_is_gathered_however_large_it_is(mixed, monkeypatch):
     what = Sequences(length=11)
     assert_same(in_parts(monkeypatch, mixed, 1, what, steps=1, size=1, seed=1), mixed.sample(1, what, seed=1))
+
+
+@pytest.mark.parametrize("where", ["_take_cached", "_gather"])
+def test_batch_that_cannot_be_made_counts_for_nothing(tmp_path, monkeypatch, where):
+    """Whatever went wrong: the limiter's share, and what a queue handed out, are there for the next one."""
+    config = TableConfig(
+        samplers={"fifo": Fifo(1)}, limiter=Limiter(samples_per_insert=1.0, error_buffer=10.0), chunk_steps=4
+    )
+    with Replay(tmp_path / "s", SMALL) as replay:
+        table = replay.create_table("t", MIXED, config)
+        write_mixed(table, 2, 4, np.random.default_rng(0))
+        engine_sampling = table._engine.draw.__self__
+        with monkeypatch.context() as broken:
+            broken.setattr(engine_sampling, where, lambda *_: 1 / 0)
+            if where == "_gather":
+                broken.setattr(engine_sampling, "_take_cached", lambda *_: None)
+            with pytest.raises(ZeroDivisionError):
+                table.sample(3, sampler="fifo")
+        assert table.stats().limiter["sampled"] == 0
+        assert table.sample(3, sampler="fifo").positions.tolist() == [0, 1, 2]

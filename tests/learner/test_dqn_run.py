@@ -233,7 +233,7 @@ def test_learner_stops_when_its_steps_are_used_up(replay, make_run):
         assert not learn(replay, run, metrics, threading.Event())
         (row,) = metrics.last(LearnerMetrics, 1)
     assert row["updates"] == 30  # 50 of the 80 steps are for warming up, each further one pays for an update
-    assert table.stats().sampled_items_total == 30 * run.config.batch_size
+    assert table.stats().sampled_items_total == 33 * run.config.batch_size  # one, and 8 times 4 that are drawn together
     assert [path.name for path in run.checkpoints.iterdir()] == ["0000000030"]
 
 

@@ -269,8 +269,22 @@ client.close()
 """
 
 
+WORKER = """
+import multiprocessing
+
+def work():
+    table.update_priorities([0], [0.0], wait=False)
+
+worker = multiprocessing.get_context("fork").Process(target=work)
+worker.start()
+worker.join()
+assert worker.exitcode == 0
+"""  # which ends without what `atexit` was told
+EXIT = "table.update_priorities([0], [0.0], wait=False)"
+
+
 @pytest.mark.parametrize(
-    ("script", "left"), [(FORK, {3}), ("table.update_priorities([0], [0.0], wait=False)", {1, 2, 3})], ids=["fork", "exit"]
+    ("script", "left"), [(FORK, {3}), (EXIT, {1, 2, 3}), (WORKER, {1, 2, 3})], ids=["fork", "exit", "worker"]
 )
 def test_a_fork_and_the_exit_of_the_interpreter_lose_no_update(server_process, remote, script, left):
     table = remote.create_table("t", SCALARS, TableConfig(samplers=LINEAR))
