@@ -26,7 +26,7 @@ _CALL_BYTES = 96 << 10  # of one that waits: what has come of it (64 KiB at most
 _THREAD_BYTES = 256 << 10
 _THREADS = 40  # besides the workers: gRPC's, the committer, the keeper
 _MOST_REGIONS = 1024  # of shared memory; each takes a descriptor
-_READS_BYTES = 4 * 2 * 64 * MiB  # four batches at once may wait for chunks from the disk, 64 MiB of each, stored and decoded
+_READS_BYTES = 4 * 2 * 16 * MiB  # four batches at once may wait for chunks from the disk, 16 MiB of each, stored and decoded
 _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
 
 

@@ -28,7 +28,7 @@ MAX_BATCH = 1 << 20
 _MOST_BYTES = 2 * MAX_LARGE_BYTES  # of a batch, as raw steps, while it is made
 _MIN_STEP_BYTES = 128  # what the places and flags of one step take meanwhile
 _PART_STEPS = 1 << 18  # that are gathered at once, under the lock
-_PART_BYTES = 64 << 20  # of chunks, decoded, that are read from the disk at once
+_PART_BYTES = 16 << 20  # of chunks, decoded, that are read from the disk at once
 _READERS = threading.BoundedSemaphore(4)  # parts with chunks from the disk that exist at once in this process
 _DRAW_ATTEMPTS = 8  # so often in a row is a draw repeated whose chunks were removed meanwhile, or cannot be read
 

@@ -36,7 +36,7 @@ SERVER_PARTS = {
     "resolve": ("replaysvc.sampling.planning:make_plan",),
     "gather": ("replaysvc.sampling.gather:gather_transitions", "replaysvc.sampling.gather_sequences:gather_sequences"),
     "read": ("replaysvc.storage:TableStore.read",),
-    "decode": ("replaysvc.codec:ChunkDecoder.decode",),
+    "decode": ("replaysvc.codec:ChunkDecoder.decode", "replaysvc.codec:GroupDecoder.decode"),
     "update": ("replaysvc.sampling.drawing:Samplers.update",),
     "serialise": ("replaysvc.rpc.frames:encode_frame",),
     "commit": ("replaysvc.storage:TableStore.append",),
