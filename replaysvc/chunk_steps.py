@@ -8,9 +8,9 @@ from replaysvc.spec import Signature
 _STATE_CHUNK_BYTES = 4 << 10  # decoded, of a state column's chunk. A chunk then takes about a page of the store: larger ones
 # take no less of the disk for a step, and are slower to decode when one step of them is wanted
 _IMAGE_ROW_BYTES = 1 << 10
-_IMAGE_CHUNK_STEPS = 16, 160  # at least, at most. The first frame of a chunk takes as much of the disk as 30 to 60 more do:
-# MsPacman takes 220 bytes a step in chunks of 32, 127 in chunks of 160, and one of these decodes in 0.1 ms
-_IMAGE_CHUNK_BYTES = 9 << 17  # of frames: what each writer keeps twice, and a learner reads who wants one step of them
+_IMAGE_CHUNK_STEPS = 16, 176  # at least, at most. The first frame of a chunk takes as much of the disk as 30 to 60 more do:
+# MsPacman takes 215 bytes a step in chunks of 32, 117 in chunks of 176, and one of these decodes in 0.1 ms
+_IMAGE_CHUNK_BYTES = 5 << 18  # of frames: what each writer keeps twice, and a learner reads who wants one step of them
 _CHUNK_RAW_BYTES = 48 << 20  # of a chunk as (s, a, r, s'), which bounds its encoded bytes even where nothing compresses
 
 

@@ -63,7 +63,7 @@ class TableConfig:
       bound. The disk may hold one segment and one commit more than a bound.
     remover: what goes when the table is over a bound.
     chunk_steps: steps in a full chunk; None: chosen from the row size: about 4 KiB of the largest column for states, and
-      for images 16 to 160 frames, as many as make about 1 MiB.
+      for images 16 to 176 frames, as many as make about 1 MiB.
     flush_interval_s: seconds after which a writer sends a chunk that is not full, so that a slow environment shows.
     segment_bytes: bytes of one segment file; None: 1 GiB, or a hundredth of `capacity_bytes` if that is less (at least 64 MiB).
     samplers: the table's samplers by name. Several of one kind are independent: each prioritized one has its own priorities.

@@ -24,6 +24,8 @@ from replaysvc.spec import FieldSpec, Signature
 from replaysvc.types import Array
 
 _RETRY_CHUNKS = 64  # chosen by hand: stages are decided again after this many chunks
+_LEVEL, _FRAME_LEVEL = 3, 6  # of zstd. At 6, frames are 8 % smaller for 10 microseconds a step instead of 3; states 1 %
+_FRAME_BYTES = 1 << 10  # of a row that counts as a frame
 _CHEAPER = 1.02  # a stage must gain this much to be kept, since it costs time at every decode
 _CANDIDATES = (Stage.ZSTD, Stage.SHUFFLE | Stage.ZSTD, Stage.DELTA | Stage.ZSTD, Stage.DELTA | Stage.SHUFFLE | Stage.ZSTD)
 
@@ -31,10 +33,12 @@ _CANDIDATES = (Stage.ZSTD, Stage.SHUFFLE | Stage.ZSTD, Stage.DELTA | Stage.ZSTD,
 class ChunkEncoder:
     """Encodes the chunks of one signature. Not thread-safe; columns are neither kept nor changed."""
 
-    def __init__(self, signature: Signature, level: int = 3) -> None:
+    def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._observation_columns = signature.observation_columns
-        self._compressor = Compressor(level)
+        levels = [_FRAME_LEVEL if spec.row_bytes >= _FRAME_BYTES else _LEVEL for spec in signature.columns]
+        made = {level: Compressor(level) for level in set(levels)}
+        self._compressors = [made[level] for level in levels]
         self._choice: list[Stage] = [Stage.ZSTD] * len(signature.columns)
         self._encoded = 0
 
@@ -72,23 +76,24 @@ class ChunkEncoder:
         column = cast or StoredColumn(np.ascontiguousarray(values))
         stages = Stage(0) if cast is None else Stage.CAST | (Stage.OFFSETS if cast.offsets is not None else Stage(0))
         if decide:
-            self._choice[i], payload, raw = self._decide(column, spec)
+            self._choice[i], payload, raw = self._decide(column, spec, self._compressors[i])
         else:
             raw = _raw_bytes(column, spec, self._choice[i])
-            payload = self._compressor.compress(raw)
+            payload = self._compressors[i].compress(raw)
         if len(payload) >= len(raw):
             stages |= self._choice[i] & ~Stage.ZSTD
             return stages, len(raw), bytes(raw)
         return stages | self._choice[i], len(raw), payload
 
-    def _decide(self, column: StoredColumn, spec: FieldSpec) -> tuple[Stage, bytes, bytes]:
+    @staticmethod
+    def _decide(column: StoredColumn, spec: FieldSpec, compressor: Compressor) -> tuple[Stage, bytes, bytes]:
         """Returns the stages that make the column smallest, cheaper ones preferred, and what they make of it."""
         best: tuple[Stage, bytes, bytes] | None = None
         for stages in _CANDIDATES:
             if stages & Stage.SHUFFLE and column.values.dtype.itemsize == 1:
                 continue
             raw = _raw_bytes(column, spec, stages)
-            payload = self._compressor.compress(raw)
+            payload = compressor.compress(raw)
             if best is None or len(payload) * _CHEAPER < len(best[1]):
                 best = stages, payload, raw
         assert best is not None

@@ -17,7 +17,7 @@ import zstandard
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.types import Array
 
-_MAX_WINDOW = 8 << 20  # bytes; level 3 needs at most 2 MiB
+_MAX_WINDOW = 8 << 20  # bytes; levels up to 6 need at most 2 MiB
 _CALL_BYTES = 4 << 20  # chosen by hand: contents of one call share one buffer, which lives as long as any column in it
 _FAST_LEVEL = -1  # chosen by hand: level 1 takes a quarter longer for what is hardly smaller
 _TRIAL_BYTES, _TRIAL_SHARE = 64 << 10, 64  # what may not be worth compressing is tried first: so much, or a 64th of it

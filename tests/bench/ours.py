@@ -161,7 +161,12 @@ def _write_beside(address: str, name: str, folder: str, seconds: float, begun: A
 
 def workloads(ours: Ours, stores: Stores) -> dict[str, Callable[[float], Answer]]:
     def uniform(share: float, seconds: float) -> Answer:
-        return ours.stream(stores.cached(share), BATCH, seconds)
+        table, pid = stores.cached(share)
+        return ours.stream(table, BATCH, seconds) | {"resident": memory_bytes(pid)}
+
+    def cold_stacks(seconds: float) -> Answer:
+        table, pid = stores.cold_frames
+        return ours.stream(table, 32, seconds, Transitions(stack=FRAMES)) | {"resident": memory_bytes(pid)}
 
     def stacks(batch: int, seconds: float) -> Answer:
         return ours.stream(stores.frames, batch, seconds, Transitions(stack=FRAMES))
@@ -180,7 +185,7 @@ def workloads(ours: Ours, stores: Stores) -> dict[str, Callable[[float], Answer]
         "her": lambda seconds: ours.stream(stores.goals, BATCH, seconds, Transitions(her=Her())),
         "stack-256": functools.partial(stacks, 256),
         "stack-32": functools.partial(stacks, 32),
-        "stack-32-cold": lambda seconds: ours.stream(stores.cold_frames, 32, seconds, Transitions(stack=FRAMES)),
+        "stack-32-cold": cold_stacks,
         "disk": functools.partial(ours.disk, stores.states, REPEAT, STATES),
         "disk-images": functools.partial(ours.disk, stores.images, 1, IMAGES),
     }

@@ -56,7 +56,7 @@ def _spread(values: list[float], form: str = ",.0f") -> tuple[str, str]:
 
 def measured(found: Found) -> Table:
     """Returns all medians; the last columns say how much better ours is than the row's subject."""
-    grid = Table("workload", "subject", "median", "least to most", "p50 ms", "p99 ms", "service", "embedded")
+    grid = Table("workload", "subject", "median", "least to most", "p50 ms", "p99 ms", "MiB", "service", "embedded")
     for name, workload in WORKLOADS.items():
         for i, subject in enumerate(found.subjects(name)):
             numbers = _spread(found.values(name, subject))
@@ -64,6 +64,8 @@ def measured(found: Found) -> Table:
                 f"{found.median(name, subject, what):.2f}" if found.values(name, subject, what) else ""
                 for what in ("p50_ms", "p99_ms")
             ]
+            resident = found.values(name, subject, "resident")
+            latencies.append(f"{statistics.median(resident) / 2**20:,.0f}" if resident else "")
             row = [f"{workload.words}, {workload.unit}" if not i else "", subject, *numbers, *latencies]
             grid.add_row(*row, *(_times(found, name, ours, subject) for ours in OURS))
         grid.add_section()

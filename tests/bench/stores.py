@@ -74,7 +74,7 @@ class Stores:
         self.embedded, self.folder, self.scratch = kind == "embedded", folder, Path(scratch)
         self.states, self.images = load(folder)
         self._open: list[Store] = []
-        self._cached: dict[float, Any] = {}
+        self._cached: dict[float, tuple[Any, int]] = {}
         self.main = self.store("main")
 
     def store(self, name: str, **caches: int) -> Store:
@@ -107,22 +107,23 @@ class Stores:
     def goals(self) -> Any:
         return self.fill(self.main, "goals", GOALS, [with_goals(each) for each in self.states.episodes])
 
-    def cached(self, share: float) -> Any:
+    def cached(self, share: float) -> tuple[Any, int]:
+        """Returns a table of which the cache holds this share, and the process that holds that."""
         if share not in self._cached:
             self._cached[share] = self._with_cache(share)
         return self._cached[share]
 
-    def _with_cache(self, share: float) -> Any:
+    def _with_cache(self, share: float) -> tuple[Any, int]:
         """Returns a new table of states in a store whose cache holds this share of it: half of that for recent chunks."""
         table, _ = self.warm
         step_bytes = table.stats().cache_bytes / table.stats().steps
         repeat = -(-int(2 * MiB / min(share, 0.1) / step_bytes) // self.states.steps)  # a ring has 1 MiB at least
         ring = int(share * repeat * self.states.steps * step_bytes / 2)
-        return self.fill(
-            self.store(f"cached-{share}", recent=ring, faulted=ring), "states", STATES, self.states.episodes * repeat
-        )
+        store = self.store(f"cached-{share}", recent=ring, faulted=ring)
+        return self.fill(store, "states", STATES, self.states.episodes * repeat), store.pid
 
     @functools.cached_property
-    def cold_frames(self) -> Any:
+    def cold_frames(self) -> tuple[Any, int]:
         ring = self.images.steps * 84 * 84 // 20
-        return self.fill(self.store("cold-images", recent=ring, faulted=ring), "images", IMAGES, self.images.episodes)
+        store = self.store("cold-images", recent=ring, faulted=ring)
+        return self.fill(store, "images", IMAGES, self.images.episodes), store.pid

@@ -129,7 +129,8 @@ class Reverb:
         return self._stacked[batch]
 
     def uniform(self, seconds: float) -> Answer:
-        return rate(functools.partial(next, self.transitions[0]), BATCH, seconds)
+        found = rate(functools.partial(next, self.transitions[0]), BATCH, seconds)
+        return found | {"resident": memory_bytes(self.server.pid)}
 
     def sequences(self, seconds: float) -> Answer:
         return rate(functools.partial(next, self.long), SEQUENCES, seconds)
@@ -145,7 +146,7 @@ class Reverb:
         return rate(learn, BATCH, seconds)
 
     def stacks(self, batch: int, seconds: float) -> Answer:
-        return rate(functools.partial(next, self._stacks(batch)), batch, seconds)
+        return rate(functools.partial(next, self._stacks(batch)), batch, seconds) | {"resident": memory_bytes(self.server.pid)}
 
     def memory(self, seconds: float) -> Answer:
         return {"value": self.transitions[1]}
