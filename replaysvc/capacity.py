@@ -85,7 +85,9 @@ def needs_of(
     """
     check_number("hit_rate", hit_rate, 0, 1, whole=False)
     check_number("prioritized", prioritized, 0, 16)
-    kept = min(training.steps, training.steps if capacity_steps is None else check_number("capacity", capacity_steps, 1, 1 << 60))
+    kept = training.steps
+    if capacity_steps is not None:
+        kept = min(kept, check_number("capacity", capacity_steps, 1, 1 << 60))
     busy = training.environments + 2 if cores is None else check_number("cores", cores, 0.01, 1e9, whole=False)
     wall_s = training.steps / training.rate
     cost = None

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from replaysvc.cli import Json, Shown, Target, TlsCa, TlsCertificate, TlsKey, TokenFile, app, failures, opened
+from replaysvc.cli import Json, Shown, Target, TlsCa, TlsCertificate, TlsKey, TokenFile, failures, opened
 from replaysvc.errors import NotFoundError
 from replaysvc.interface import Table
+from replaysvc.operate import app
 from replaysvc.ragged import RaggedArray
 from replaysvc.types import EpisodeRecord
 
@@ -110,13 +111,10 @@ def _record(table: Table, episode: int) -> EpisodeRecord:
 
 def _flat(columns: Any, path: str = "") -> list[tuple[str, Any]]:
     """Returns the columns by their paths, however deep they are nested."""
-    if isinstance(columns, dict):
-        parts = columns.items()
-    elif isinstance(columns, tuple):
-        parts = enumerate(columns)
-    else:
+    if not isinstance(columns, dict | tuple):
         return [(path, columns)]
-    return [pair for name, part in parts for pair in _flat(part, f"{path}/{name}" if path else str(name))]
+    parts = columns if isinstance(columns, dict) else dict(enumerate(columns))
+    return [pair for name, part in parts.items() for pair in _flat(part, f"{path}/{name}" if path else str(name))]
 
 
 def _plain(column: Any) -> Any:

@@ -4,7 +4,6 @@ import json
 import math
 import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,9 +13,10 @@ from rich.table import Table as RichTable
 import replaysvc
 from replaysvc.capacity import Needs, StepSize, Training, disk_bytes_of, needs_of
 from replaysvc.chunk_steps import choose_chunk_steps
-from replaysvc.cli import Json, app, failures, opened
+from replaysvc.cli import Json, failures, opened
 from replaysvc.errors import InvalidRequestError
 from replaysvc.interface import Table
+from replaysvc.look import app
 
 __all__ = ["app"]
 
@@ -82,7 +82,7 @@ def _of_environment(env_id: str) -> StepSize:
     try:
         signature = signature_of(env_id)
         steps = max(_LEAST_SAMPLE_STEPS, _SAMPLE_CHUNKS * choose_chunk_steps(signature, replaysvc.TableConfig()))
-        with tempfile.TemporaryDirectory() as folder, replaysvc.open(Path(folder) / "store") as replay:
+        with tempfile.TemporaryDirectory() as folder, replaysvc.open(f"{folder}/store") as replay:
             return _of_table(record_random_steps(env_id, replay, "sample", steps))
     except ModuleNotFoundError as error:
         raise InvalidRequestError(f"env: {error.name} is missing; it needs: pip install 'replaysvc[gym]'") from error

@@ -15,8 +15,8 @@ FLOORS = (
     ("errors",),
     ("checks", "options", "config", "requests", "ragged", "spec", "spaces", "tensors", "types"),
     (
-        "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "extent", "batch", "chunk_steps", "capacity", "metadata",
-        "writer", "interface",
+        "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "extent", "batch", "chunk_steps", "capacity",
+        "metadata", "writer", "interface",
     ),
     ("storage", "maintenance", "ring", "cache"),
     ("index", "sampling", "table"),

@@ -24,7 +24,8 @@ def store(tmp_path):
             with table.writer(actor=actor) as writer:
                 writer.begin(seen(0), policy_version=7)
                 for t in range(length):
-                    writer.append(np.array([t, -t], np.float32), 2.0, seen(t + 1), terminated=t + 1 == length == 3, truncated=t == 29)
+                    ends = {"terminated": t + 1 == length == 3, "truncated": t == 29}
+                    writer.append(np.array([t, -t], np.float32), 2.0, seen(t + 1), **ends)
     return tmp_path / "store"
 
 
@@ -43,8 +44,8 @@ def test_episodes_are_listed_the_newest_first(store, replaysvc):
 def test_steps_of_an_episode_are_shown(store, replaysvc):
     printed = replaysvc("show", store, "t", 0).stdout
     assert "actor left [red]" in printed
-    assert "uint8 8x8, 2 to 2" in " ".join(printed.split())
-    assert "nan" in printed
+    for words in ("uint8 8x8,", "2 to 2", "nan"):
+        assert words in printed
     told = json.loads(replaysvc("show", store, "t", 0, "--start", 1, "--stop", 3, "--json").stdout)
     assert (told["start"], told["stop"], told["episode"]["policy_version"]) == (1, 3, 7)
     assert told["columns"]["action"] == [[1.0, -1.0], [2.0, -2.0]]
