@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 import replaysvc
-from replaysvc.operate import app
+from replaysvc.plan import app
 from replaysvc.settings import Settings, load
 from tests.processes import ServiceProcess
 from tests.torture import promises

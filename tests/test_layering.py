@@ -15,14 +15,14 @@ FLOORS = (
     ("errors",),
     ("checks", "options", "config", "requests", "ragged", "spec", "spaces", "tensors", "types"),
     (
-        "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "extent", "batch", "chunk_steps", "metadata",
-        "writer", "interface",
+        "codec", "selectors", "limiter", "windows", "nstep", "relabel", "layout", "extent", "batch", "chunk_steps", "capacity",
+        "metadata", "writer", "interface",
     ),
     ("storage", "maintenance", "ring", "cache"),
     ("index", "sampling", "table"),
     ("embedded_sink", "embedded_table", "keeper", "replay"),
     ("access", "rpc"),
-    ("settings", "demo", "cli", "operate", "__main__"),
+    ("settings", "demo", "cli", "operate", "look", "plan", "__main__"),
 )  # fmt: skip
 """Modules and folders of replaysvc, the lowest first. Within a floor each imports only those that stand before it."""
 
@@ -43,11 +43,11 @@ OWNERS = {
     "grpc_health": ("replaysvc/rpc/",),
     "google": ("replaysvc/rpc/", "clients/replay_client/"),  # protobuf
     "replaysvc.v1": ("replaysvc/rpc/", "clients/replay_client/"),
-    "typer": ("replaysvc/cli.py", "replaysvc/operate.py"),
-    "rich": ("replaysvc/cli.py", "replaysvc/demo.py", "replaysvc/operate.py"),
+    "typer": ("replaysvc/cli.py", "replaysvc/look.py", "replaysvc/operate.py", "replaysvc/plan.py"),
+    "rich": ("replaysvc/cli.py", "replaysvc/demo.py", "replaysvc/look.py", "replaysvc/operate.py", "replaysvc/plan.py"),
     "pydantic": ("replaysvc/settings.py",),
     "pydantic_settings": ("replaysvc/settings.py",),
-    "replay_client": ("replaysvc/cli.py", "replaysvc/demo.py", "clients/"),
+    "replay_client": ("replaysvc/cli.py", "replaysvc/demo.py", "replaysvc/plan.py", "clients/"),
     "dqn": ("replaysvc/demo.py", "clients/dqn/"),
     "numpy": ("replaysvc/", "clients/"),
 }
