@@ -38,11 +38,11 @@ def test_most_memory_is_the_sum_of_what_was_computed_by_hand():
         requests=512 * MiB + (288 + 3) * 1088 * 1024,
         answers=2048 * MiB + 128 * MiB,
         shared=1024 * MiB,
-        reads=512 * MiB,
+        reads=128 * MiB,
         fixed=96 * MiB + (288 + 40) * 256 * 1024 + 1024 * 64 * 1024 + 1024 * 96 * 1024,
     )
     assert str(found) == (
-        "memory: at most 6568 MiB = caches 1280 + queue 416 + requests 822 + answers 2176 + shared 1024 + reads 512 + "
+        "memory: at most 6184 MiB = caches 1280 + queue 416 + requests 822 + answers 2176 + shared 1024 + reads 128 + "
         "fixed 338; and about 110 bytes for each stored chunk"
     )
 
