@@ -119,21 +119,23 @@ def test_a_sync_that_failed_forgets_pages_which_no_later_sync_writes_until_they_
 
 def test_the_log_tells_all_that_was_done_to_the_directory_at_every_crash_point(memory):
     """Replayed, it gives the directory: nothing that writes files goes past the shim."""
-    seen = set()
-    for seed in (1, 2, 3):
+    of_others = ("restore.", "quarantine.", "store.")  # what a healthy store does not come to, or before it is watched
+    unseen = {point for point in CRASH_POINTS if not point.startswith(of_others)}
+    for seed in range(1, 10):  # three, as a rule; on a busy machine what is done in the background may be late
+        if seed > 3 and not unseen:
+            break
         directory, log = memory / str(seed), memory / f"{seed}.log"
         play(directory, log, seed, actions=60)
         disk = Disk(directory.stat().st_ino)
         for one in read_log(log):
             disk.apply(one)
             if one.kind == MARK and one.mark()["what"] == "at":
-                seen.add(one.mark()["point"])
+                unseen.discard(one.mark()["point"])
         disk.write_now(memory / f"{seed} again")
         told, there = tree(memory / f"{seed} again"), tree(directory)
         assert told.keys() == there.keys()
         assert [path for path in there if told[path] != there[path] and not path.endswith("lock.mdb")] == []
-    of_others = ("restore.", "quarantine.", "store.")  # what a healthy store does not come to, or before it is watched
-    assert [point for point in CRASH_POINTS if point not in seen and not point.startswith(of_others)] == []
+    assert unseen == set()
 
 
 def test_whatever_power_loss_leaves_has_what_was_acknowledged_and_nothing_twice(memory):
