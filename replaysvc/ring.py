@@ -37,23 +37,8 @@ class Ring:
 
     def take(self, owner: int, length: int) -> tuple[int, int, list[tuple[int, int]]] | None:
         """Returns (arena row, slot, overwritten (owner, arena row)), or None if the chunk is larger than the ring."""
-        slots = len(self._owner)
-        if length > self.rows or not slots:
-            return None
-        gone = []
-        if self._next + length > self.rows:  # a chunk lies in one piece; the rest up to the end stays unused this time
-            gone += self._free(self._next, self.rows)
-            self._next = 0
-        begin = self._next
-        gone += self._free(begin, begin + length)
-        if self._head - self._tail == slots:
-            gone.append(self._drop())
-        slot = self._head % slots
-        self._owner[slot], self._begin[slot], self._length[slot] = owner, begin, length
-        self._head += 1
-        self._next += length
-        self.used += length
-        return self._first + begin, self._first_slot + slot, gone
+        count, begin, slots, gone, at = self.take_run(np.array([owner]), np.array([length]))
+        return (begin, int(slots[0]), list(zip(gone.tolist(), at.tolist(), strict=True))) if count else None
 
     def take_run(self, owners: Array, lengths: Array) -> tuple[int, int, Array, Array, Array]:
         """Takes rows and slots for chunks that follow each other, for as many of the first as fit up to the end of the range.
@@ -82,7 +67,7 @@ class Ring:
         return count, self._first + begin, self._first_slot + taken, np.concatenate(gone[0]), np.concatenate(gone[1])
 
     def _free_run(self, begin: int, end: int, gone: tuple[list[Array], list[Array]]) -> None:
-        """As `_free`, for many."""
+        """Drops the oldest entries while they overlap rows [begin, end)."""
         while self._tail < self._head:
             slots = np.arange(self._tail, min(self._head, self._tail + _LOOK_AHEAD)) % len(self._owner)
             at = self._begin[slots]
@@ -105,20 +90,3 @@ class Ring:
     def used_slots(self) -> Array:
         """Returns the slots of all entries that are there."""
         return self._first_slot + np.arange(self._tail, self._head) % max(1, len(self._owner))
-
-    def _free(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Drops the oldest entries while they overlap rows [begin, end)."""
-        gone = []
-        while self._tail < self._head:
-            slot = self._tail % len(self._owner)
-            at = int(self._begin[slot])
-            if at >= end or at + int(self._length[slot]) <= begin:
-                break
-            gone.append(self._drop())
-        return gone
-
-    def _drop(self) -> tuple[int, int]:
-        slot = self._tail % len(self._owner)
-        self._tail += 1
-        self.used -= int(self._length[slot])
-        return int(self._owner[slot]), self._first + int(self._begin[slot])
