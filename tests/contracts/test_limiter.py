@@ -406,3 +406,18 @@ def test_stream_goes_on_when_a_ratio_is_set_meanwhile(door):
     for _ in range(70):
         assert len(next(stream)) == 5
     stream.close()
+
+
+def test_no_batch_is_drawn_ahead_once_a_ratio_holds_however_many_items_are_due(door):
+    table = door.create_table("t", SCALARS, TableConfig(chunk_steps=10))
+    write_episodes(table, [200])
+    stream = table.stream(5, prefetch=8)
+    next(stream)
+    table.set_limiter(Limiter(min_steps=10, samples_per_insert=4.0, error_buffer=400.0))
+    stream.close()
+    before = table.stats().limiter["sampled"]
+    stream = table.stream(5, prefetch=8)
+    for _ in range(3):
+        next(stream)
+    assert table.stats().limiter["sampled"] == before + 15
+    stream.close()

@@ -291,3 +291,11 @@ def test_a_fork_and_the_exit_of_the_interpreter_lose_no_update(server_process, r
     write_episodes(table, [4])
     run_script(PREPARED + script, server_process.address)
     assert drawn(table) == left
+
+
+def test_updates_of_nothing_are_not_kept(sender, service):
+    """However many come, they take no memory, and no call."""
+    for _ in range(3):
+        put(sender)
+    sender.drain()
+    assert service.calls == []
