@@ -11,7 +11,10 @@ import pytest
 from tests.processes import ServiceProcess
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("lmdb", "h5py", "fastapi", "torch", "gymnasium", "typer", "rich", "pydantic", "safetensors", "grpc_health")
+EXTRAS = (
+    "lmdb", "h5py", "fastapi", "torch", "gymnasium", "typer", "rich", "pydantic", "safetensors", "grpc_health", "uvicorn",
+    "starlette", "prometheus_client", "plotly", "grpc_reflection",
+)
 
 FIND = """
 import importlib.util, json, sys
