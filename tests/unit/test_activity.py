@@ -1,6 +1,7 @@
 """Calls and learners as an Activity counts them, with a clock that is set by hand."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,8 +52,7 @@ def test_calls_are_counted_by_method_and_code(activity):
 
 def test_names_of_methods_that_do_not_exist_share_one_count(activity):
     for number in range(100):
-        activity.call(f"/some.Service/Method{number}", "UNIMPLEMENTED", 0.0, 0, 0)
-        activity.left(f"Method{number}", 0.0)
+        activity.call(f"/some.Service/Method{number}", "UNIMPLEMENTED", 0.0, 0, 0, 0.0)
     assert [(key, sum(view.counts)) for key, view in activity.calls().seconds.items()] == [((OTHER, "UNIMPLEMENTED"), 100)]
     assert [(method, sum(view.counts)) for method, view in activity.answers().items()] == [(OTHER, 100)]
 
@@ -130,6 +130,30 @@ def test_several_calls_at_once_wait_for_their_share_of_all_their_time(activity, 
     for _ in range(4):
         sample(activity, seconds=2.0, waited_s=2.0)
     assert only(activity).waited_share == pytest.approx(10 / 16)
+
+
+def test_what_many_threads_note_is_counted_to_the_last(activity):
+    def note():
+        for _ in range(1000):
+            activity.call("Sample", "OK", 0.25, 1, 2, 0.5)
+            sample(activity, items=3, seconds=0.25)
+            activity.calls()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(note) for _ in range(4)]:
+            done.result()
+    calls = activity.calls()
+    assert (sum(calls.seconds["Sample", "OK"].counts), calls.received_bytes, calls.sent_bytes) == (4000, 4000, 8000)
+    assert activity.answers()["Sample"].total == 2000.0
+    assert (only(activity).items, only(activity).batches) == (12_000, 4000)
+
+
+def test_notes_that_nobody_looks_at_do_not_gather(activity):
+    for _ in range(1000):
+        activity.call("Sample", "OK", 0.25, 1, 2)
+        sample(activity)
+    assert len(activity._calls) < 64
+    assert len(activity._draws) < 64
 
 
 def test_same_name_at_other_tables_and_samplers_is_another_learner(activity):
