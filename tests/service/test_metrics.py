@@ -335,7 +335,7 @@ def test_no_counter_falls_when_steps_are_removed(embedded, replay):
     assert third("steps", table="t") == 40
 
 
-def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, monkeypatch):
+def test_table_that_goes_during_the_look_is_left_out_whole_and_that_is_no_news(embedded, replay, monkeypatch, caplog):
     for name in ("a", "b", "c"):
         write_episodes(replay.create_table(name, SCALARS), [3])
     engine = replay.engine
@@ -354,6 +354,7 @@ def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, mon
 
     monkeypatch.setattr(engine("c"), "storage", closing)  # the last that is asked
     assert embedded().tables() == {"a", "b"}
+    assert caplog.text == ""
 
 
 def test_table_that_cannot_be_looked_at_is_left_out_and_the_log_says_so(embedded, replay, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Calls and learners as an Activity counts them, with a clock that is set by hand."""
 
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,6 +99,13 @@ def test_rate_of_a_new_learner_is_of_the_time_since_it_came(activity, clock):
     assert only(activity).items_per_s == pytest.approx(20.0)
 
 
+def test_all_batches_of_a_moment_count(activity, clock):
+    for _ in range(100):
+        sample(activity, items=1, seconds=0.0)
+    clock.now += 2.0
+    assert only(activity).items_per_s == pytest.approx(50.0)
+
+
 def test_first_batch_of_a_learner_is_no_storm(activity):
     sample(activity, items=256, seconds=0.001)
     assert only(activity).items_per_s == pytest.approx(256.0)
@@ -132,7 +140,16 @@ def test_several_calls_at_once_wait_for_their_share_of_all_their_time(activity, 
     assert only(activity).waited_share == pytest.approx(10 / 16)
 
 
-def test_what_many_threads_note_is_counted_to_the_last(activity):
+@pytest.fixture
+def hasty():
+    """Threads that take turns all the time."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_what_many_threads_note_is_counted_to_the_last(activity, hasty):
     def note():
         for _ in range(1000):
             activity.call("Sample", "OK", 0.25, 1, 2, 0.5)
