@@ -154,7 +154,6 @@ def test_what_many_threads_note_is_counted_to_the_last(activity, hasty):
         for _ in range(1000):
             activity.call("Sample", "OK", 0.25, 1, 2, 0.5)
             sample(activity, items=3, seconds=0.25)
-            activity.calls()
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(note) for _ in range(4)]:
