@@ -1,6 +1,6 @@
 """What the dashboard costs a learner that samples flat out: with three browsers on it, and without, in turn.
 
-    python tests/bench/watched.py [--rounds 12] [--seconds 5] [--page tables] [--out tests/bench/plots/watched.json]
+    python -m tests.bench.watched [--rounds 12] [--seconds 5] [--page tables] [--out tests/bench/plots/watched.json]
 
 The browsers are real ones (chromium), each with a page that is visible and asks every 2 s. On a cluster they run on somebody's
 desk, so here they get only processor time that nothing else wants (SCHED_IDLE), and what they asked in each round is counted:
