@@ -153,7 +153,8 @@ def main() -> None:
     for kind in ("browsers", "requests"):
         ratios = [with_ / alone for with_, alone in zip(found[kind], found["alone"], strict=True)]
         found[f"{kind}_cost"] = 1 - statistics.median(ratios)
-        print(f"{kind}: {found[f'{kind}_cost']:+.1%} (median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f})")
+        spread = f"median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f}"
+        print(f"{kind}: {found[f'{kind}_cost']:+.1%} ({spread})")
     print(f"alone {statistics.median(found['alone']):,.0f} items/s; the three pages asked {statistics.mean(found['asked']):.1f}"
           f" times in {given.seconds:g} s, {BROWSERS} each {POLL_S:g} s are {BROWSERS * given.seconds / POLL_S:.1f} polls")  # fmt: skip
     given.out.write_text(json.dumps(found | {"seconds": given.seconds}) + "\n")

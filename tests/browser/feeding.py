@@ -44,8 +44,9 @@ def running_demo(directory: Path) -> Iterator[Demo]:
     printed = directory.parent / "demo.txt"
     with printed.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-c", _RUN, str(directory)], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
+            [sys.executable, "-u", "-c", _RUN, str(directory)],
+            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     try:
         service = _awaited(process, printed, r"service at ([^\s,]+)")
         yield Demo(service, _awaited(process, printed, r"dashboard (?:on|at) (http://\S+)"), directory)
