@@ -155,8 +155,9 @@ def main() -> None:
         found[f"{kind}_cost"] = 1 - statistics.median(ratios)
         spread = f"median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f}"
         print(f"{kind}: {found[f'{kind}_cost']:+.1%} ({spread})")
-    print(f"alone {statistics.median(found['alone']):,.0f} items/s; the three pages asked {statistics.mean(found['asked']):.1f}"
-          f" times in {given.seconds:g} s, {BROWSERS} each {POLL_S:g} s are {BROWSERS * given.seconds / POLL_S:.1f} polls")  # fmt: skip
+    polls = BROWSERS * given.seconds / POLL_S
+    print(f"alone {statistics.median(found['alone']):,.0f} items/s; in each round of {given.seconds:g} s the pages asked")
+    print(f"{statistics.mean(found['asked']):.1f} times; {BROWSERS} of them, each {POLL_S:g} s, are {polls:.1f} polls")
     given.out.write_text(json.dumps(found | {"seconds": given.seconds}) + "\n")
 
 
