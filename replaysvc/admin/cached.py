@@ -7,8 +7,11 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from replaysvc.errors import WaitTimeoutError
+
 Value = TypeVar("Value")
 _MOST = 256  # remembered; the oldest is forgotten first
+_WAIT_S = 20.0  # for whoever makes it
 
 
 class Cached:
@@ -24,6 +27,7 @@ class Cached:
 
         Raises:
           What `make` raises; whoever waited for it gets that, too, and the next one tries again.
+          WaitTimeoutError: somebody else is at it, and does not get done.
         """
         with self._lock:
             made_at, value = self._values.get(key, (0.0, None))
@@ -36,7 +40,10 @@ class Cached:
                     self._values.popitem(last=False)
         assert value is not None
         if fresh:
-            found: Value = value.result()
+            try:
+                found: Value = value.result(_WAIT_S)
+            except TimeoutError:
+                raise WaitTimeoutError(f"this is being looked at, and took more than {_WAIT_S:g} s; come again") from None
             return found
         try:
             value.set_result(make())

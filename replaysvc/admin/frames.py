@@ -8,9 +8,7 @@ from replaysvc.admin.context import Admin
 from replaysvc.admin.episodes import column_of, record_of
 from replaysvc.admin.images import Layout, layout_of, resized, side_by_side
 from replaysvc.admin.png import png
-from replaysvc.batch import widen
-from replaysvc.codec import ChunkDecoder
-from replaysvc.codec.decoder import DecodedChunk
+from replaysvc.codec import ChunkDecoder, DecodedChunk, widen
 from replaysvc.errors import InvalidRequestError, NotFoundError
 from replaysvc.spec import Signature
 from replaysvc.table import Table
