@@ -23,7 +23,7 @@ class Admin:
 
     access: knows the tokens; None: everyone may do everything. status: of the gRPC door, "starting", "serving" or "draining".
     address: of that door. data: the store's directory. names: host names that browsers may call besides localhost and IP
-    addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the log. time, monotonic: clocks.
+    addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
     """
 
     replay: Replay
@@ -37,5 +37,5 @@ class Admin:
     settings: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     log_lines: Callable[[], Sequence[str]] = list
-    time: Callable[[], float] = time.time
+    wall: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic

@@ -7,7 +7,6 @@ reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or 
 
 import ipaddress
 import re
-from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -108,7 +107,7 @@ def _refused_body(headers: dict[str, list[str]]) -> tuple[int, str, str, dict[st
     return None
 
 
-def _with_headers(send: Send, asked: str) -> Callable[[Message], "object"]:
+def _with_headers(send: Send, asked: str) -> Send:
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             there = {key for key, _ in message.get("headers", [])}

@@ -85,7 +85,8 @@ def resized(pixels: Array, width: int) -> Array:
     height = max(1, round(pixels.shape[0] * width / pixels.shape[1]))
     rows = np.minimum((np.arange(height) + 0.5) * pixels.shape[0] / height, pixels.shape[0] - 1).astype(np.int64)
     columns = np.minimum((np.arange(width) + 0.5) * pixels.shape[1] / width, pixels.shape[1] - 1).astype(np.int64)
-    return pixels[rows][:, columns]
+    scaled: Array = pixels[rows][:, columns]
+    return scaled
 
 
 def side_by_side(images: list[Array]) -> Array:

@@ -28,7 +28,7 @@ def overview_of(
     disk, backlog = replay.disk(), replay.backlog()
     told, rows = disk_of(disk, watch), [table.row for table in tables]
     return {
-        "at_s": admin.time(), "started_at_s": started_at_s, "version": replaysvc.__version__,
+        "at_s": admin.wall(), "started_at_s": started_at_s, "version": replaysvc.__version__,
         "python": platform.python_version(), "address": admin.address, "data": admin.data,
         "verdict": verdict(
             admin.status(), rows, disk, told["days_left"], backlog, actors["actors"], replay.quarantined_tables

@@ -42,7 +42,7 @@ class Looks:
     """What several pages share, each part made once a second at most."""
 
     def __init__(self, admin: Admin, watch: Watch) -> None:
-        self.admin, self.watch, self.started_at_s = admin, watch, admin.time()
+        self.admin, self.watch, self.started_at_s = admin, watch, admin.wall()
         self.cached = Cached(admin.monotonic)
 
     def answer(self, key: Hashable, make: Callable[[], Any]) -> Response:

@@ -73,7 +73,7 @@ class Watch:
             return
         calls, now = self._admin.activity.calls(), self._admin.monotonic()
         with self._lock:
-            self._history.note(self._admin.time(), now, counters, calls.received_bytes, calls.sent_bytes)
+            self._history.note(self._admin.wall(), now, counters, calls.received_bytes, calls.sent_bytes)
             self._steps.append((now, steps))
             if newest is not None:
                 self._versions.append((now, newest))
