@@ -89,7 +89,7 @@ PAGES: dict[str, frozenset[Role]] = {
     "snapshot": _ADMIN,
     "scrub": _ADMIN,
 }  # fmt: skip
-"""Page of the admin door, or what can be done there -> the roles that may. One that is in neither table is refused to everyone."""
+"""Page of the admin door, or what is done there -> the roles that may. What is in neither table is refused to everyone."""
 
 OPEN_PAGES = frozenset({"index", "static", "livez", "readyz"})
 """Pages that everyone may load: they hold no data, or tell whether the service is up and nothing else."""

@@ -69,7 +69,7 @@ class Recent(logging.Handler):
 
 
 def start_logging(level: str, log_format: str) -> Recent:
-    """Sends what is logged from `level` on to stderr, as `log_format` (text or json) says; returns what keeps the last of it."""
+    """Sends what is logged from `level` on to stderr, in `log_format` (text or json); returns what keeps the last of it."""
     handler, recent = logging.StreamHandler(sys.stderr), Recent()
     handler.setFormatter(JsonLines() if log_format == "json" else OneLine())
     logging.basicConfig(level=logging.getLevelNamesMapping()[level.upper()], handlers=[handler, recent])

@@ -43,7 +43,8 @@ def run_service(settings: Settings, *, system: System | None = None, recent: Rec
             "setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none"
         )
     settings.check_exposure()
-    with _stop_signals() as await_signal, _opened(settings.data, settings, system, recent or Recent()) as (server, replay, admin):
+    doors = _opened(settings.data, settings, system, recent or Recent())
+    with _stop_signals() as await_signal, doors as (server, replay, admin):
         for name, words in settings.exposures.items():
             _warn(f"{server.address if name == 'host' else admin.url if admin else ''} is open to whoever reaches it: {words}")
         report_memory(_memory(settings, server), allowed_memory())

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
     admin_port: where the dashboard, its API, metrics and probes are served, None: nowhere; admin_host: the address of it, to
     which the same protection applies; admin_names: host names, with commas between them, that browsers may call it by besides
-    localhost and IP addresses. log_format: text, or a JSON object a line. reflection: whether gRPC tells what methods there are.
+    localhost and IP addresses. log_format: text, or a JSON object a line. reflection: whether gRPC tells what methods it has.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)

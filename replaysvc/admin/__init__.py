@@ -1,1 +1,1 @@
-"""The admin door: a dashboard, the API behind it, Prometheus's metrics and probes, over HTTP. Off unless `admin_port` is given."""
+"""The admin door: a dashboard, the API behind it, metrics and probes, over HTTP. Off unless `admin_port` is given."""

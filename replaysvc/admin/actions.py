@@ -1,4 +1,4 @@
-"""The routes that change something: each for administrators alone, confirmed by the name of what is changed, and told in the log.
+"""The routes that change something: for administrators alone, confirmed by the name of what they change, told in the log.
 
 What may take long runs on in a thread: whoever asked waits a moment for it, and then learns the number of the job instead.
 """

@@ -78,4 +78,5 @@ async def _on_wrong_parameter(_: Request, error: Exception) -> Response:
 
 async def _on_failure(_: Request, error: Exception) -> Response:
     """Answers what nobody foresaw; the server logs it."""
-    return refusal(500, "ReplayError", f"the service failed ({type(error).__name__}); its log has the cause", connection="close")
+    sentence = f"the service failed ({type(error).__name__}); its log has the cause"
+    return refusal(500, "ReplayError", sentence, connection="close")

@@ -1,4 +1,4 @@
-"""What is told of episodes: a list with filters, points for a plot, and of one episode its columns and steps, a page at a time."""
+"""What is told of episodes: a list with filters, points for a plot, and of one episode its columns and pages of its steps."""
 
 import math
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ def image_of(admin: Admin, name: str, episode_id: int, column: str, t: int, plan
 def strip_of(
     admin: Admin, name: str, episode_id: int, column: str, start: int | None, count: int, width: int, plane: int
 ) -> tuple[bytes, int]:
-    """Returns `count` images from step `start` to the episode's end, evenly spaced and `width` pixels wide each, as one PNG; and
+    """Returns `count` images from step `start` to the episode's end, evenly spaced, `width` pixels wide each, as one PNG; and
     how many planes there are. Raises as `image_of`."""
     film, first = _film(admin, name, episode_id, column)
     start = first if start is None else start

@@ -6,12 +6,15 @@ reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or 
 """
 
 import ipaddress
+import logging
 import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from replaysvc.activity import new_request_id, request_id
 from replaysvc.admin.answers import GUARDS, refusal
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES = 1 << 20  # of a request
 MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
@@ -46,6 +49,8 @@ class Guard:
         self._requests += 1
         try:
             await self._app(scope, receive, send)
+        except Exception:  # which was answered already
+            log.exception("%s %.200s failed", scope["method"], scope["path"])
         finally:
             self._requests -= 1
 

@@ -74,7 +74,7 @@ class _Series:
 
 
 class History:
-    """Counters of all tables together and of each. Not thread-safe: one notes, and others look at what it noted under a lock."""
+    """Counters of all tables together and of each. Not thread-safe: a lock is held around every call."""
 
     def __init__(self) -> None:
         self._all = _Series()
@@ -108,7 +108,7 @@ class History:
     def points(self, table: str | None, window_s: float) -> dict[str, Any]:
         """Returns columns of at most 450 points of the last `window_s`; NaN where nothing is known."""
         series = self._all if table is None else self._tables.get(table) or _Series()
-        ring = series.fine if series.fine.is_whole or FINE * FINE_S >= window_s else series.coarse
+        ring = series.fine if series.fine.is_whole or window_s <= FINE * FINE_S else series.coarse
         since = series.sums[_CLOCK] - window_s
         stride = max(1, math.ceil(len(ring.rows(since)) / POINTS))
         rows = ring.rows(since - stride * ring.period_s, stride)[-POINTS - 1 :]

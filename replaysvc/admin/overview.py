@@ -75,7 +75,7 @@ def memory_of(status: Path) -> dict[str, int]:
 
 
 def calls_of(counts: CallCounts) -> list[dict[str, Any]]:
-    """Returns the calls by method, the most frequent first, whatever their codes; errors: those that ended with another than OK."""
+    """Returns the calls by method, the most frequent first; errors: those that ended with another code than OK."""
     by_method: dict[str, dict[str, HistogramView]] = {}
     for (method, code), view in counts.seconds.items():
         by_method.setdefault(method, {})[code] = view

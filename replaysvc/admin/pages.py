@@ -1,6 +1,6 @@
 """The routes that look: each takes its parameters, asks one of the modules beside it, and answers with JSON or an image.
 
-Answers are shared for a second by all who ask the same. Handlers are plain functions, which run on the few threads of the server.
+Answers are shared for a second by all who ask the same. Handlers are plain functions, which run on the server's few threads.
 """
 
 from collections.abc import Callable, Hashable
@@ -45,9 +45,9 @@ class Looks:
         self.admin, self.watch, self.started_at_s = admin, watch, admin.wall()
         self.cached = Cached(admin.monotonic)
 
-    def answer(self, key: Hashable, make: Callable[[], Any]) -> Response:
+    def answer(self, key: Hashable, make: Callable[[], Any], good_s: float = 1.0) -> Response:
         """Returns what `make` gives as an answer."""
-        body = self.cached.get(("answer", key), lambda: encoded(make()))
+        body = self.cached.get(("answer", key), lambda: encoded(make()), good_s)
         return Response(body, media_type="application/json")
 
     def tables(self) -> list[tables.Told]:
@@ -134,7 +134,7 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
 
     @app.get(f"{API}/storage", name="storage", summary="How the store lies on disk", tags=["service"])
     def storage() -> Response:
-        return looks.answer("storage", lambda: housekeeping.storage_of(admin, watch))
+        return looks.answer("storage", lambda: housekeeping.storage_of(admin, watch), 5.0)
 
     @app.get(f"{API}/jobs", name="jobs", summary="Long pieces of work", tags=["service"])
     def jobs() -> Response:

@@ -74,8 +74,8 @@ class AdminServer:
                 log_config=None, access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=5,
                 timeout_graceful_shutdown=2, h11_max_incomplete_event_size=HEAD_BYTES,
                 ssl_context_factory=(lambda *_: context) if context is not None else None,
-            )  # fmt: skip
-        )
+            )
+        )  # fmt: skip
         # its workers are daemons as it is: a look that never ends must not keep the process alive
         self._thread = threading.Thread(target=self._run, name="replaysvc-admin", daemon=True)
 

@@ -98,7 +98,7 @@ def ages_of(admin: Admin, name: str) -> dict[str, Any]:
 
 
 def _edges(view: HistogramView) -> list[float]:
-    """Returns the edges between a histogram's bins, one more than counts: the first bin begins at 0, the last ends somewhere."""
+    """Returns the edges of a histogram's bins, one more than counts: the first begins at 0, the last ends somewhere."""
     last = view.bounds[-1] if view.bounds else 0
     return [0, *view.bounds, last * 4]
 

@@ -55,7 +55,8 @@ def _of_table(row: Mapping[str, Any]) -> list[Reason]:
     if row["sampling_waits_for"] and waiting["sample"] and not row["steps_in_per_s"]:
         say("warning", f"samplers wait: {row['sampling_waits_for']}, and nobody writes; start actors, or change the limiter")
     if row["inserting_waits_for"] and waiting["insert"] and not row["items_out_per_s"]:
-        say("warning", f"writers wait: {row['inserting_waits_for']}, and nobody samples; start a learner, or change the limiter")
+        why = row["inserting_waits_for"]
+        say("warning", f"writers wait: {why}, and nobody samples; start a learner, or change the limiter")
     if row["quarantined_chunks"] or row["quarantined_segments"]:
         say(
             "warning",

@@ -25,7 +25,7 @@ from replaysvc.errors import (
     WaitTimeoutError,
 )
 from replaysvc.index.episode_records import end_lost
-from replaysvc.index.table_index import TableIndex
+from replaysvc.index.table_index import DEAD, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.options import LostActor
 from replaysvc.sampling.drawing import Samplers
@@ -54,6 +54,7 @@ from replaysvc.table.staging import (
 )
 from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, TableStats
+from replaysvc.views import TableStorage
 from replaysvc.views import TableCounts
 
 log = logging.getLogger(__name__)
@@ -336,6 +337,18 @@ class Table:
                 inserting_waits_for=core.limiter.insert_waits(1, core.index.live_steps), lost_actors=core.counts["lost"],
                 cache_budget_bytes=core.cache.budget_bytes,
             )
+
+    def storage(self) -> TableStorage:
+        """Returns how the table lies on the disk."""
+
+        def live() -> Array:
+            with self._changed:
+                self._core.check_open()
+                chunks = self._core.index.chunks
+                ids: Array = chunks["chunk_id"][(chunks["flags"] & DEAD) == 0]  # they rise with rows
+            return ids
+
+        return self._store.told(live)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
