@@ -4,7 +4,6 @@ Each is frozen and checks itself when it is made. All windows combine: any can b
 sampler.
 """
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +17,7 @@ ComputeReward: TypeAlias = Callable[[Any, Any, Any], Any]
 
 _MAX_STACK = 64
 _MAX_LENGTH = 1 << 20
+_MAX_RETURN = 1e38  # of what is compared with a return; chosen by hand: a float32 holds it
 
 
 def client_reward(achieved: Any, desired: Any, info: Any) -> Any:
@@ -288,7 +288,7 @@ class EpisodeFilter:
         most = (1 << 63) - 1
         for what, low, high, whole in (
             ("length", 0, most, True), ("policy_version", -1, most, True),
-            ("return", -sys.float_info.max, sys.float_info.max, False),
+            ("return", -_MAX_RETURN, _MAX_RETURN, False),
         ):  # fmt: skip
             bounds = []
             for name in (f"min_{what}", f"max_{what}"):

@@ -187,7 +187,7 @@ class SumTree:
         return keys, rests, leaves
 
     def top(self, n: int) -> tuple[Array, Array]:
-        """Returns (keys int64 [n], leaves float64 [n]) of the `n` largest leaves, the largest first, of equal ones the lowest key.
+        """Returns (keys int64 [n], leaves float64 [n]) of the `n` largest leaves, the largest first, of equals the lowest key.
 
         Fewer if there are not so many above 0. O(blocks log blocks + n log n).
         """

@@ -32,7 +32,7 @@ class Counting:
         self.evictions = self.her_items = self.her_relabeled = 0
         self.stages = {name: Histogram(SHORT_SECONDS) for name in STAGES}
         self._ages = Histogram(STEPS)
-        self._aged: list[Array] = []  # ages that are not counted yet
+        self._aged: list[tuple[int, Array]] = []  # next position and some positions of batches that are not counted yet
         self._signature = signature
         self._bytes = ColumnBytes(signature)
 
@@ -55,13 +55,14 @@ class Counting:
         if plan.goals is not None:
             self.her_items += count
             self.her_relabeled += int(np.count_nonzero(plan.goals.relabeled))
-        self._aged.append(head - 1 - positions[:: -(-count // _ITEMS)])
+        self._aged.append((head, positions[:: -(-count // _ITEMS)].copy()))
         if len(self._aged) >= _BATCHES:
             self._count_ages()
 
     def _count_ages(self) -> None:
         if self._aged:
-            self._ages.observe_all(np.concatenate(self._aged))
+            heads = np.repeat([head for head, _ in self._aged], [len(positions) for _, positions in self._aged])
+            self._ages.observe_all(heads - 1 - np.concatenate([positions for _, positions in self._aged]))
             self._aged.clear()
 
     def count_written(self, written: Iterable[Written]) -> None:

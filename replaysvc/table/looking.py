@@ -24,6 +24,7 @@ from replaysvc.types import Array
 from replaysvc.views import AgeView, ColumnView, DrawView, EpisodeColumns, PriorityView, SamplerView, TopStep
 
 _MOST = 1 << 14  # steps that one look is at
+_DRAWS = 256  # in one go, with the lock held
 _MOST_EPISODES = 1 << 14
 _MOST_EPISODE_STEPS = 1 << 16
 _HEADERS_BYTES = 16 << 20  # of chunks that are read for their headers
@@ -89,15 +90,20 @@ class Looking:
         """
         core, n, rng = self._core, check_number("n", n, 1, _MOST), np.random.default_rng()
         self._options(sampler)
-        with core.changed:
-            core.check_open()
-            drawn = core.samplers.try_draw(sampler, rng, n)
-            if drawn is None:
-                return None
-            kept = drawn.positions >= core.index.tail
-            committed, size = self._committed_at(drawn.positions[kept]), core.samplers.steps.size
+        committed, probability = [], []
+        for count in [_DRAWS] * (n // _DRAWS) + [n % _DRAWS] * (n % _DRAWS > 0):
+            with core.changed:
+                core.check_open()
+                drawn = core.samplers.try_draw(sampler, rng, count)
+                if drawn is None:
+                    return None
+                kept = drawn.positions >= core.index.tail  # of an episode with a lost chunk, some are nowhere
+                committed.append(self._committed_at(drawn.positions[kept]))
+                probability.append(drawn.probability[kept])
+                size = core.samplers.steps.size
         return DrawView(
-            ages_s=self._ages(committed), probability=drawn.probability[kept], uniform_probability=1.0 / size,
+            ages_s=self._ages(np.concatenate(committed)), probability=np.concatenate(probability),
+            uniform_probability=1.0 / size,
         )  # fmt: skip
 
     def top(self, sampler: str, n: int = 20) -> list[TopStep]:
@@ -152,7 +158,7 @@ class Looking:
         return priorities
 
     def columns(self, n: int = 256) -> list[ColumnView]:
-        """Returns the bytes of each column in `n` evenly spaced chunks, fewer where they are large; reads them from the disk."""
+        """Returns the bytes of each column in `n` evenly spaced chunks, fewer of large ones; reads them from the disk."""
         core, n = self._core, check_number("n", n, 1, _MOST)
         with core.changed:
             core.check_open()

@@ -77,7 +77,7 @@ def take_capacity(config: TableConfig) -> State:
 
 
 def settled(store: TableStore, config: TableConfig, limiter: Limiter) -> TableConfig:
-    """Returns the configuration that a table was made with as it was changed since: by `limiter`, and the bounds that were saved.
+    """Returns the configuration that a table was made with as it was changed since, by `limiter` and the bounds that are saved.
 
     Where these do not go together, since one of them is lost, the limiter gives way: no step is removed for it.
     """
