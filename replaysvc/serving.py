@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import replaysvc
 from replaysvc.access import Access
 from replaysvc.activity import Activity
 from replaysvc.errors import InvalidRequestError
@@ -151,7 +152,8 @@ def _admin(
     memory = _memory(settings, server)
     admin = Admin(
         replay=replay, access=access, activity=activity, metrics=Metrics(replay, activity, server.load, lambda: server.status),
-        status=lambda: server.status, address=server.address, data=os.fspath(data), names=settings.names,
+        status=lambda: server.status, address=server.address, data=os.fspath(data),
+        version=replaysvc.__version__, names=settings.names,
         settings=settings.model_dump(mode="json"), limits=_limits(settings, memory), log_lines=recent.lines,
     )  # fmt: skip
     return AdminServer(admin, at, host=_in_brackets(settings.admin_host), tls=_Certificate(tls) if tls is not None else None)

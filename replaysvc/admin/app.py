@@ -9,7 +9,6 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-import replaysvc
 from replaysvc.admin.actions import add_actions
 from replaysvc.admin.answers import of_error, refusal
 from replaysvc.admin.assets import Assets
@@ -31,7 +30,7 @@ _SENTENCES = {404: "there is no such page", 405: "method: expected another one f
 def make_app(admin: Admin, watch: Watch, assets: Assets | None = None) -> FastAPI:
     """Returns the application without its guard, all of its routes in it."""
     app = FastAPI(
-        title="replaysvc", version=replaysvc.__version__, docs_url=None, redoc_url=None, openapi_url=None,
+        title="replaysvc", version=admin.version, docs_url=None, redoc_url=None, openapi_url=None,
         description="Tables, episodes, actors and learners of a replay buffer. Show a token as `Authorization: Bearer TOKEN`.",
         redirect_slashes=False, dependencies=[Depends(Door(admin.access).admit)],
     )  # fmt: skip

@@ -22,8 +22,8 @@ class Admin:
     """One admin door.
 
     access: knows the tokens; None: everyone may do everything. status: of the gRPC door, "starting", "serving" or "draining".
-    address: of that door. data: the store's directory. names: host names that browsers may call besides localhost and IP
-    addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
+    address: of that door. data: the store's directory. version: of replaysvc. names: host names that browsers may call
+    besides localhost and IP addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
     """
 
     replay: Replay
@@ -33,6 +33,7 @@ class Admin:
     status: Callable[[], str]
     address: str
     data: str
+    version: str
     names: frozenset[str] = frozenset()
     settings: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import replaysvc
 from replaysvc.admin.context import Admin
 from replaysvc.admin.history import days_left
 from replaysvc.admin.tables import Told, share
@@ -28,7 +27,7 @@ def overview_of(
     disk, backlog = replay.disk(), replay.backlog()
     told, rows = disk_of(disk, watch), [table.row for table in tables]
     return {
-        "at_s": admin.wall(), "started_at_s": started_at_s, "version": replaysvc.__version__,
+        "at_s": admin.wall(), "started_at_s": started_at_s, "version": admin.version,
         "python": platform.python_version(), "address": admin.address, "data": admin.data,
         "verdict": verdict(
             admin.status(), rows, disk, told["days_left"], backlog, actors["actors"], replay.quarantined_tables

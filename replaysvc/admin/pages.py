@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.responses import Response
 
-import replaysvc
 from replaysvc.access import PAGES, Role
 from replaysvc.admin import episodes, frames, housekeeping, tables
 from replaysvc.admin.answers import encoded, json_answer
@@ -84,7 +83,7 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
         caller = caller_of(request)
         may = {"act": caller.role is Role.ADMIN, "log": caller.role in PAGES["log"]}
         told = {"name": caller.name, "role": caller.role.value, "tokens": admin.access is not None, "may": may}
-        return json_answer(told | {"version": replaysvc.__version__, "api": "v1"})
+        return json_answer(told | {"version": admin.version, "api": "v1"})
 
     @app.get(f"{API}/openapi.json", name="openapi", summary="This description", tags=["service"])
     def openapi() -> Response:
