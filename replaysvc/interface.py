@@ -10,6 +10,7 @@ from replaysvc.options import Limiter
 from replaysvc.requests import Transitions, Window
 from replaysvc.spec import Signature
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
+from replaysvc.views import ActivityView
 from replaysvc.writer import Writer
 
 
@@ -73,6 +74,8 @@ class Replay(Protocol):
     def put_params(self, name: str, data: bytes, *, version: int) -> None: ...
 
     def get_params(self, name: str, *, newer_than: int = -1) -> Params | None: ...
+
+    def activity(self, table: str | None = None) -> ActivityView: ...
 
     def snapshot(self, path: str) -> None: ...
 

