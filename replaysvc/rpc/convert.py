@@ -3,7 +3,7 @@
 import json
 import re
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from replaysvc.options import Limiter
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
+    EpisodeFilter,
     Episodes,
     Goal,
     Her,
@@ -232,6 +233,18 @@ def episode_ids_of(request: pb.DeleteEpisodesRequest) -> list[int]:
 def limiter_of(text: str) -> Limiter:
     """Returns the limiter in `text`."""
     return Limiter.from_json(parse_json("limiter_json", text))
+
+
+def filter_of(request: pb.ListEpisodesRequest) -> EpisodeFilter:
+    """Returns what a request asks of episodes. Raises SpecMismatchError."""
+    names = [each.name for each in fields(EpisodeFilter)]
+    return EpisodeFilter(**{name: getattr(request, name) for name in names if request.HasField(name)})
+
+
+def capacity_of(request: pb.SetCapacityRequest) -> dict[str, int | None]:
+    """Returns the capacities in a request, None where it has none."""
+    names = ("capacity_steps", "capacity_bytes", "capacity_episodes")
+    return {name: getattr(request, name) if request.HasField(name) else None for name in names}
 
 
 def activity_json(view: ActivityView) -> str:

@@ -150,6 +150,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._engine(request).set_limiter(convert.limiter_of(request.limiter_json))
         return pb.SetLimiterResponse()
 
+    def SetCapacity(self, request: pb.SetCapacityRequest, context: Any) -> pb.SetCapacityResponse:
+        self._engine(request).set_capacity(**convert.capacity_of(request))
+        return pb.SetCapacityResponse()
+
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
         deleted = self._engine(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
@@ -164,13 +168,14 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None
         actor = request.actor if request.HasField("actor") else None
+        where = convert.filter_of(request)
         engine, wanted = self._engine(request), request.limit or 1000
         check_number("limit", wanted, 1, 100_000)
         current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         response, size = pb.ListEpisodesResponse(), 0
         while len(response.episodes) < wanted and size < EPISODES_PAGE_BYTES:
             limit = min(_PAGE_EPISODES, wanted - len(response.episodes))
-            records = engine.episodes(limit, before, actor, request.closed_only)
+            records = engine.episodes(limit, before, actor, request.closed_only, where)
             for record in records:
                 response.episodes.append(convert.episode_message(record))
                 size += response.episodes[-1].ByteSize()
