@@ -12,7 +12,7 @@ from replaysvc.embedded_sink import EmbeddedSink
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.extent import extent_of
 from replaysvc.options import Limiter
-from replaysvc.requests import Transitions, Window
+from replaysvc.requests import EpisodeFilter, Transitions, Window
 from replaysvc.table import Table
 from replaysvc.types import Batch, BatchStream, EpisodeRecord, TableStats, UpdateCounts
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
@@ -47,7 +47,7 @@ class EmbeddedTable:
 
     @property
     def config(self) -> TableConfig:
-        """Returns the table's configuration, with the limiter that holds now."""
+        """Returns the table's configuration, with the limiter and the capacity that hold now."""
         return self._engine.config
 
     def writer(
@@ -153,6 +153,18 @@ class EmbeddedTable:
             raise SpecMismatchError("limiter", "a Limiter", shown(limiter))
         self._engine.set_limiter(limiter)
 
+    def set_capacity(
+        self, *, capacity_steps: int | None = None, capacity_bytes: int | None = None, capacity_episodes: int | None = None
+    ) -> None:
+        """Puts these bounds in the place of the table's, durably, and removes what is over them at once; None: no bound.
+
+        Raises:
+          InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
+        """
+        self._engine.set_capacity(
+            capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
+        )
+
     def compact(self) -> int:
         """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""
         return self._engine.compact()
@@ -173,11 +185,12 @@ class EmbeddedTable:
         return self._engine.stats()
 
     def episodes(
-        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
-    ) -> list[EpisodeRecord]:
-        """Returns records of stored episodes, the newest first."""
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False,
+        where: EpisodeFilter | None = None,
+    ) -> list[EpisodeRecord]:  # fmt: skip
+        """Returns records of stored episodes, the newest first: `limit` of those below `before_id` that meet all else."""
         actor = None if actor is None else check_actor(actor)
-        return self._engine.episodes(limit, before_id, actor, check_flag("closed_only", closed_only))
+        return self._engine.episodes(limit, before_id, actor, check_flag("closed_only", closed_only), where)
 
     def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
         """Returns steps [start, stop) of an episode by column name; observations have one row more.
