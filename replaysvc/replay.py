@@ -30,11 +30,14 @@ from replaysvc.keeper import Keeper
 from replaysvc.spec import Signature
 from replaysvc.storage import Scrub, Store, System, TableStore
 from replaysvc.table import Table, check_table
+from replaysvc.table.actors import heard_last
 from replaysvc.table.committer import Committer
 from replaysvc.types import Params
 from replaysvc.views import ActivityView
 
 log = logging.getLogger(__name__)
+
+_POLICY = "policy"  # the parameter set that actors act by
 
 _LOOK_S = 0.25  # between two looks for writers that are gone
 _CLOSED = "the store is closed"
@@ -250,13 +253,18 @@ class Replay:
 
     def activity(self, table: str | None = None) -> ActivityView:
         """Returns who writes, to all tables or one: of the actors at most 1,000, those that were heard of last. Who samples is
-        told apart by a service alone.
+        told apart by a service alone. The newest policy version is that of the parameter set "policy", or where there is none,
+        the newest that an actor wrote with.
 
         Raises:
           NotFoundError: no such table.
         """
-        names = self.tables() if table is None else [self.engine(check_text("table", table)).name]
-        return ActivityView(actors={name: () for name in names}, learners=(), newest_policy_version=None)
+        only = None if table is None else self.engine(check_text("table", table))
+        with self._lock:
+            self._check_open()
+            engines, newest = [only] if only else [*self._tables.values()], self._store.params().get(_POLICY)
+        actors, written = heard_last({engine.name: engine.actors for engine in engines})
+        return ActivityView(actors=actors, learners=(), newest_policy_version=written if newest is None else newest)
 
     def snapshot(self, path: str | Path) -> None:
         """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.

@@ -108,7 +108,7 @@ class EpisodeRecord:
 
     @property
     def end(self) -> str:
-        """Returns "terminated", "truncated", "lost_actor", or "open" of an episode without an end, as `EpisodeFilter` says it."""
+        """Returns "terminated", "truncated", "lost_actor", or "open" of an episode without an end, as EpisodeFilter says it."""
         if self.terminated:
             return "terminated"
         return self.end_reason or ("truncated" if self.truncated else "open")

@@ -147,7 +147,7 @@ def _row(before: Seen | None, now: Seen) -> Row:
     return Row(
         name=stats.name, steps=stats.steps, episodes=stats.episodes, open_episodes=stats.open_episodes,
         disk_bytes=stats.disk_bytes, ready=stats.ready, sampling_waits_for=stats.waiting_for,
-        inserting_waits_for=getattr(stats, "inserting_waits_for", ""), fault=stats.fault,
+        inserting_waits_for=stats.inserting_waits_for, fault=stats.fault,
         steps_in_per_s=_rate(steps, seconds), items_out_per_s=_rate(items, seconds),
         samples_per_insert=limiter["sampled"] / limiter["inserted"] if limiter.get("inserted") else None,
         samples_per_insert_target=limiter.get("samples_per_insert"),

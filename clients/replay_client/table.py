@@ -189,9 +189,13 @@ class RemoteTable:
         Raises:
           InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
         """
-        bounds = {"capacity_steps": capacity_steps, "capacity_bytes": capacity_bytes, "capacity_episodes": capacity_episodes}
-        config = replace(self.config, **bounds)
-        request = pb.SetCapacityRequest(**self._which, **{name: getattr(config, name) for name in bounds})
+        config = replace(
+            self.config, capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
+        )
+        request = pb.SetCapacityRequest(
+            **self._which, capacity_steps=config.capacity_steps, capacity_bytes=config.capacity_bytes,
+            capacity_episodes=config.capacity_episodes,
+        )  # fmt: skip
         connection = self._client.connection
         connection.retrying(lambda: connection.call("SetCapacity", request, timeout_s=_LONG_TIMEOUT_S))
         self.config = config
@@ -251,11 +255,12 @@ class RemoteTable:
             )
             page = self._call("ListEpisodes", request)
             found = [_record(message) for message in page.episodes]
-            records += [record for record in found if where is None or _meets(record, where)]
+            meeting = [record for record in found if where is None or _meets(record, where)]
+            records += meeting
             if len(records) >= limit or (len(found) < wanted and page.ByteSize() < EPISODES_PAGE_BYTES):
                 return records[:limit]
             before_id = found[-1].episode_id
-            if where is not None and not all(_meets(record, where) for record in found):
+            if len(meeting) < len(found):
                 least = _FILTERED_EPISODES  # an older service, which passes `where` over
 
     def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
@@ -306,14 +311,12 @@ def _numbers(field: str, values: Any, kinds: str, dtype: str) -> Array:
 
 
 def _meets(record: EpisodeRecord, where: EpisodeFilter) -> bool:
-    for value, low, high in (
-        (record.length, where.min_length, where.max_length),
-        (record.return_, where.min_return, where.max_return),
+    bounds = (
+        (record.length, where.min_length, where.max_length), (record.return_, where.min_return, where.max_return),
         (record.policy_version, where.min_policy_version, where.max_policy_version),
-    ):
-        if not (low is None or low <= value) or not (high is None or value <= high):  # a NaN is within no bounds
-            return False
-    return where.end is None or where.end == record.end
+    )  # fmt: skip
+    within = all((low is None or low <= value) and (high is None or value <= high) for value, low, high in bounds)
+    return within and where.end in (None, record.end)
 
 
 def _record(message: pb.Episode) -> EpisodeRecord:

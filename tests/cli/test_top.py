@@ -118,13 +118,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(stats, name):
-    stats = replace(stats, waiting_for=f"{name} steps", fault=name)
+    stats = replace(stats, waiting_for=f"{name} steps", inserting_waits_for=f"{name} items", fault=name)
     now = seen(stats, 1.0, actors=[actor(name, 7), actor("plain", 7)], learners=[learner(name)])
     shown = printed(framed(name, None, now))
     escapes = re.compile(r"\x1b\[[\d;]*m")  # colours, of our own
     lines = escapes.sub("", shown).splitlines()
     assert all(character.isprintable() for line in lines for character in line)
-    assert sum(HOSTILE[name] in line for line in lines) == 5  # the target, the fault, what is waited for, actor and learner
+    assert sum(HOSTILE[name] in line for line in lines) == 6  # the target, the fault, two waits, actor and learner
     rows = [line for line in lines if "1 s ago" in line][:2]
     assert len({cell_len(line[: line.index("1 s ago")]) for line in rows}) == 1  # their columns stand below each other
 
