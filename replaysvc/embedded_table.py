@@ -11,6 +11,7 @@ from replaysvc.config import MAX_UPDATES, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.extent import extent_of
+from replaysvc.jobs import Jobs
 from replaysvc.options import Limiter
 from replaysvc.requests import EpisodeFilter, Transitions, Window
 from replaysvc.table import Table
@@ -22,6 +23,8 @@ NO_PICKLE = "an embedded store and its tables cannot be pickled: serve the store
 
 class Owner(Protocol):
     """The store of a table."""
+
+    jobs: Jobs
 
     def make_sink(self, engine: Table, actor: str, epoch: int | None) -> EmbeddedSink:
         """Returns a sink that appends to `engine` as a new session."""
@@ -167,7 +170,11 @@ class EmbeddedTable:
 
     def compact(self) -> int:
         """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""
-        return self._engine.compact()
+        engine = self._engine
+        with self._owner.jobs.running("compact", self.name) as job:
+            freed = engine.compact()
+            job.message = f"the disk got {freed} bytes back"
+        return freed
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
@@ -178,7 +185,11 @@ class EmbeddedTable:
           InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
         """
         open_episodes = check_flag("open_episodes", open_episodes)
-        return self._engine.delete_episodes(check_ids("episode_ids", episode_ids, MAX_UPDATES), open_episodes=open_episodes)
+        engine, ids = self._engine, check_ids("episode_ids", episode_ids, MAX_UPDATES)
+        with self._owner.jobs.running("delete_episodes", self.name) as job:
+            deleted = engine.delete_episodes(ids, open_episodes=open_episodes)
+            job.message = f"{deleted} episodes of {len(ids)} were there, and are deleted"
+        return deleted
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""

@@ -15,6 +15,7 @@ import numpy as np
 from replaysvc.batch import BatchColumn
 from replaysvc.checks import check_actor, check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
+from replaysvc.embedded_table import EmbeddedTable
 from replaysvc.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -23,6 +24,7 @@ from replaysvc.errors import (
     SpecMismatchError,
     UnavailableError,
 )
+from replaysvc.jobs import asked_by
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
 from replaysvc.rpc.admission import current
@@ -72,12 +74,19 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return response
 
     def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
+        asked_by.set(caller.get().name)
         self._replay.delete_table(request.name)
         return pb.DeleteTableResponse()
 
     def _engine(self, request: Any) -> Table:
         """Returns the engine of the table that a request means."""
         return self._replay.engine(request.table, request.table_uuid)
+
+    def _table(self, request: Any) -> EmbeddedTable:
+        """Returns the same as its user has it: what takes long is a job then, which the caller asked for."""
+        engine = self._engine(request)
+        asked_by.set(caller.get().name)
+        return EmbeddedTable(self._replay, engine)
 
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         last = self._engine(request).open_session(
@@ -155,7 +164,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SetCapacityResponse()
 
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
-        deleted = self._engine(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
+        deleted = self._table(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
 
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
@@ -238,11 +247,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 raise UnavailableError("another snapshot is being made; try again")
             if os.path.lexists(path):
                 raise AlreadyExistsError(f"snapshot {name} exists already")
+            asked_by.set(caller.get().name)
             self._replay.snapshot(path)
         return pb.SnapshotResponse()
 
     def Compact(self, request: pb.CompactRequest, context: Any) -> pb.CompactResponse:
-        return pb.CompactResponse(freed_bytes=self._engine(request).compact())
+        return pb.CompactResponse(freed_bytes=self._table(request).compact())
 
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:
         call = current()
