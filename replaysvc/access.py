@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -86,13 +86,13 @@ ANYONE = Identity("anyone", Role.ADMIN)
 """Every caller of a service that asks nobody who they are."""
 
 
-def check_role(caller: Identity, method: str) -> None:
-    """Refuses what the caller's role may not do.
+def check_role(caller: Identity, method: str, table: Mapping[str, frozenset[Role]] = MAY) -> None:
+    """Refuses what the caller's role may not do. `table`: as `MAY`.
 
     Raises:
       PermissionDeniedError: names the roles that may.
     """
-    may = MAY.get(method, frozenset())
+    may = table.get(method, frozenset())
     if caller.role not in may:
         roles = " or ".join(sorted(may)) or "none: nobody may call it"
         raise PermissionDeniedError(f"{method}: expected the role {roles}, found {caller.role} (of {caller.name})")
