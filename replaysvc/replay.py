@@ -260,8 +260,8 @@ class Replay:
         Raises:
           NotFoundError: no such table.
         """
-        engines = list(self.engines().values()) if table is None else [self.engine(check_text("table", table))]
         newest = self.params_versions().get(_POLICY)
+        engines = list(self.engines().values()) if table is None else [self.engine(check_text("table", table))]
         actors, written = heard_last({engine.name: engine.actors for engine in engines})
         return ActivityView(actors=actors, learners=(), newest_policy_version=written if newest is None else newest)
 

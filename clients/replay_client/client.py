@@ -136,11 +136,14 @@ class Client:
         """
         request = pb.ActivityRequest(table="" if table is None else check_text("table", table))
         told = json.loads(self._call("Activity", request).activity_json)
-        actors: dict[str, tuple[ActorView, ...]] = {}
+        actors: dict[str, list[ActorView]] = {}
         for each in told["actors"]:
-            actors[each["table"]] = (*actors.get(each["table"], ()), _known(ActorView, each))
+            actors.setdefault(each["table"], []).append(_known(ActorView, each))
         learners = tuple(_known(LearnerView, each) for each in told["learners"])
-        return ActivityView(actors=actors, learners=learners, newest_policy_version=told["newest_policy_version"])
+        return ActivityView(
+            actors={name: tuple(seen) for name, seen in actors.items()}, learners=learners,
+            newest_policy_version=told["newest_policy_version"],
+        )  # fmt: skip
 
     def snapshot(self, path: str) -> None:
         """Copies the store as it is now, durably, on the server's machine: `path` is the name of a new directory there, within

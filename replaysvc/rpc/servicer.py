@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -175,7 +175,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SetLimiterResponse()
 
     def SetCapacity(self, request: pb.SetCapacityRequest, context: Any) -> pb.SetCapacityResponse:
-        self._engine(request).set_capacity(**convert.capacity_of(request))
+        self._table(request).set_capacity(**convert.capacity_of(request))
         return pb.SetCapacityResponse()
 
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
@@ -187,7 +187,9 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
         current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
-        return pb.ActivityResponse(activity_json=convert.activity_json(self._replay.activity(request.table or None)))
+        view = self._replay.activity(request.table or None)
+        learners = tuple(each for each in self._activity.learners() if request.table in ("", each.table))
+        return pb.ActivityResponse(activity_json=convert.activity_json(replace(view, learners=learners)))
 
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None

@@ -99,4 +99,7 @@ def heard_last(tables: Mapping[str, Actors]) -> tuple[dict[str, tuple[ActorView,
         seen = actors.seen()
         newest = max([newest, *(actor.policy_version for actor in seen)])
         last = heapq.nsmallest(_MOST_TOLD, [*last, *((name, actor) for actor in seen)], lambda told: told[1].last_seen_s)
-    return {name: tuple(actor for table, actor in last if table == name) for name in tables}, newest if newest >= 0 else None
+    told: dict[str, list[ActorView]] = {}
+    for name, actor in last:
+        told.setdefault(name, []).append(actor)
+    return {name: tuple(seen) for name, seen in told.items()}, newest if newest >= 0 else None

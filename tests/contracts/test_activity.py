@@ -15,12 +15,13 @@ def test_actors_of_each_table_are_told_the_newest_first(door):
     write_episode(writer, 5, end="open")
     writer.flush()
     told = door.activity()
-    assert {table: [(seen.name, seen.steps, seen.episodes, seen.open_episodes) for seen in actors]
-            for table, actors in told.actors.items()} == {
-        "first": [("late", 4, 1, 0), ("early", 5, 2, 0)], "second": [("open", 5, 0, 1)],
-    }  # fmt: skip
-    assert all(0 <= seen.last_seen_s < 60 and seen.sessions == 1 for actors in told.actors.values() for seen in actors)
+    assert set(told.actors) == {"first", "second"}
+    everyone = [seen for actors in told.actors.values() for seen in actors]
+    counts = [(seen.name, seen.steps, seen.episodes, seen.open_episodes) for seen in everyone]
+    assert counts == [("open", 5, 0, 1), ("late", 4, 1, 0), ("early", 5, 2, 0)]
+    assert all(0 <= seen.last_seen_s < 60 and seen.sessions == 1 for seen in everyone)
     assert set(door.activity("second").actors) == {"second"}
+    assert door.activity("first").actors["first"][0].name == "late"
     writer.close()
 
 
@@ -41,8 +42,7 @@ def test_an_empty_store_and_a_table_that_nobody_wrote_to_have_no_actors(door):
     assert door.activity().actors == {}
     door.create_table("t", SCALARS)
     told = door.activity()
-    assert [seen for actors in told.actors.values() for seen in actors] == []
-    assert told.learners == ()
+    assert (told.actors, told.learners) == ({}, ())
 
 
 def test_of_a_great_many_actors_the_last_thousand_are_told(replay, served):
@@ -67,6 +67,15 @@ def test_what_a_newer_service_tells_besides_is_passed_over(served, monkeypatch):
     told = convert.activity_json(served.activity())
     monkeypatch.setattr(convert, "activity_json", lambda view: told.replace('"steps"', '"mood": "good", "steps"'))
     assert served.activity().actors["t"][0].steps == 3
+
+
+def test_service_tells_who_samples(served):
+    make_table(served, [3]).sample(2)
+    served.create_table("other", SCALARS)
+    (learner,) = served.activity().learners
+    assert (learner.table, learner.sampler, learner.items, learner.batches) == ("t", "uniform", 2, 1)
+    assert served.activity("t").learners[0].items == 2
+    assert served.activity("other").learners == ()
 
 
 def test_embedded_store_tells_no_learners_apart(replay):

@@ -29,6 +29,13 @@ def test_what_is_over_new_bounds_is_removed_at_once(door):
     assert bounds(door.table("t")) == (None, None, 1)
 
 
+def test_a_change_of_bounds_is_a_job(replay, door):
+    table = make_table(door, [4, 4])
+    table.set_capacity(capacity_episodes=1)
+    job = replay.jobs.views()[0]
+    assert (job.kind, job.table, job.state) == ("set_capacity", "t", "done")
+
+
 def test_larger_bounds_bring_nothing_back_and_none_end_them(door):
     table = make_table(door, [4, 4], chunk_steps=1, capacity_steps=5)
     table.set_capacity(capacity_steps=100, capacity_bytes=1 << 30)
