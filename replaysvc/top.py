@@ -113,9 +113,9 @@ def drawn(frame: Frame) -> Group:
         for side, sentence in (("sampling", row.sampling_waits_for), ("inserting", row.inserting_waits_for)):
             if sentence:
                 parts.append(_plain(f"{row.name}: {side} waits: {sentence}", _SENTENCE_CELLS))
-    words = ["actor", "table"], ["steps", "steps/s", "episodes", "open", "policy", "behind", "heard of"]
+    words = ["actor", "table"], ["steps", "steps/s", "episodes", "open", "policy", "behind", "seen"]
     parts += _grid(words, [_actor_cells(each) for each in frame.actors or ()], _SHOWN)
-    words = ["learner", "table", "sampler"], ["items", "items/s", "batches/s", "mean ms", "waits", "heard of"]
+    words = ["learner", "table", "sampler"], ["items", "items/s", "batches/s", "mean ms", "waits", "seen"]
     busiest = sorted(frame.learners or (), key=lambda each: (-each.items_per_s, each.last_seen_s))
     parts += _grid(words, [_learner_cells(each) for each in busiest], _SHOWN)
     return Group(*parts)

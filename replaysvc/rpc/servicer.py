@@ -45,6 +45,7 @@ _WAIT_SLICE_S = 1.0  # longest that a call waits for data or a limiter; the clie
 _PIECE_BYTES = 4 << 20
 _PAGE_EPISODES = 256  # records are read in pages of so many
 _PAGE_BYTES = 2 * EPISODES_PAGE_BYTES  # at most, since the last of its records may be long
+_ACTIVITY_BYTES = 4 << 20  # of 1,000 actors and 1,024 learners, with room for long names
 _ITEM_BYTES = 64  # what an item takes beside its fields
 _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stops reading or sending must not keep its worker
 
@@ -186,7 +187,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._engine(request).stats())))
 
     def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
-        current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
+        current().hold_answer(ANSWER_COPIES * _ACTIVITY_BYTES)
         view = self._replay.activity(request.table or None)
         learners = tuple(each for each in self._activity.learners() if request.table in ("", each.table))
         return pb.ActivityResponse(activity_json=convert.activity_json(replace(view, learners=learners)))

@@ -3,8 +3,9 @@
 import pytest
 
 from replaysvc import EpisodeFilter, TableConfig
-from replaysvc.errors import SpecMismatchError
+from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.rpc import convert
+from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import SCALARS, write_episode
 
 LENGTHS = (3, 1, 2, 5, 2)
@@ -83,6 +84,22 @@ def test_lost_episodes_are_no_truncated_ones(door):
     older.abandon()
 
 
+def test_it_is_the_service_that_filters(served):
+    """What does not meet a filter does not travel."""
+    table = served.create_table("t", SCALARS)
+    with table.writer() as writer:
+        for episode in range(5):
+            write_episode(writer, 1 + episode, episode=episode)
+    request = pb.ListEpisodesRequest(table="t", min_length=2, max_length=4, min_return=11.0, end="terminated")
+    assert [each.length for each in served.connection.call("ListEpisodes", request).episodes] == [4, 3, 2]
+    with pytest.raises(InvalidRequestError, match="end: expected one of"):
+        served.connection.call("ListEpisodes", pb.ListEpisodesRequest(table="t", end="won"))
+    with pytest.raises(InvalidRequestError, match="max_length: expected at least min_length=3, found 2"):
+        served.connection.call("ListEpisodes", pb.ListEpisodesRequest(table="t", min_length=3, max_length=2))
+    with pytest.raises(InvalidRequestError, match="min_return: expected a number"):
+        served.connection.call("ListEpisodes", pb.ListEpisodesRequest(table="t", min_return=float("nan")))
+
+
 def test_many_episodes_are_looked_through(door):
     table = door.create_table("t", SCALARS, TableConfig(chunk_steps=4))
     with table.writer() as writer:
@@ -96,7 +113,8 @@ def test_many_episodes_are_looked_through(door):
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_a_service_that_knows_no_filters_makes_no_difference(served, monkeypatch, limit):
     """An older one passes the fields over and sends all records."""
-    monkeypatch.setattr(convert, "filter_of", lambda request: None)
+    asked = []
+    monkeypatch.setattr(convert, "filter_of", lambda request: asked.append(request.limit))
     table = served.create_table("t", SCALARS)
     with table.writer() as writer:
         for episode in range(40):
@@ -104,6 +122,7 @@ def test_a_service_that_knows_no_filters_makes_no_difference(served, monkeypatch
     where = EpisodeFilter(min_length=10, end="terminated")
     assert [record.episode_id for record in table.episodes(where=where, limit=limit)] == [39, 29, 19, 9][:limit]
     assert [record.episode_id for record in table.episodes(where=where, limit=limit, before_id=20)] == [19, 9][:limit]
+    assert len(asked) <= 4  # not one for each episode that does not meet it
 
 
 @pytest.mark.parametrize("where", ["terminated", {"end": "open"}, 7, True])
