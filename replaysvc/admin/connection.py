@@ -12,11 +12,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from replaysvc.admin.answers import HEADERS, error_body
+from replaysvc.admin.guard import HEAD_BYTES
 
 REQUEST_S = 10.0  # from a connection, or the first byte of its next request, to the request's end
 ANSWER_S = 60.0  # from there to the last byte that the client takes
 MOST_CONNECTIONS = 256  # of one more, that which has waited longest for a request is closed
-HEAD_BYTES = 16 << 10  # of a request without its body
 
 
 class Connection(H11Protocol):
@@ -32,7 +32,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        waiting = [other for other in self.connections if isinstance(other, Connection) and other.is_idle]
+        others: list[Any] = [other for other in self.connections if other is not self]
+        waiting = [other for other in others if other.is_idle]
         if waiting:
             min(waiting, key=lambda other: other._since).give_up()
 

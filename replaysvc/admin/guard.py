@@ -16,11 +16,11 @@ from replaysvc.admin.answers import GUARDS, refusal
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES = 1 << 20  # of a request
+HEAD_BYTES = 16 << 10  # of a request without its body
+BODY_BYTES = 1 << 20
 MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 _PROBES = frozenset({"/livez", "/readyz"})
-_BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 class Guard:
@@ -56,6 +56,10 @@ class Guard:
 
     def _refused(self, scope: Scope) -> tuple[int, str, str, dict[str, str]] | None:
         """Returns status, error, sentence and headers of the answer to a request that is not let in."""
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in scope["headers"])
+        if head > HEAD_BYTES:
+            sentence = f"expected a request of at most {HEAD_BYTES} bytes before its body, found {head}"
+            return 431, "InvalidRequestError", sentence, {"connection": "close"}
         headers: dict[str, list[str]] = {}
         for key, value in scope["headers"]:
             headers.setdefault(key.decode("latin-1"), []).append(value.decode("latin-1"))
@@ -68,9 +72,10 @@ class Guard:
         if not _is_ours(scope, headers, hosts[0]):
             sentence = "expected a request of this page itself, found one on behalf of another site"
             return 403, "PermissionDeniedError", sentence, {}
-        if scope["method"] in _BODIES:
-            return _refused_body(headers)
-        return None
+        if scope["method"] not in ("GET", "POST"):
+            close = {"allow": "GET, POST", "connection": "close"}
+            return 405, "InvalidRequestError", "method: expected GET or POST", close
+        return _refused_body(scope["method"], headers)
 
     def _is_known(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
@@ -100,8 +105,12 @@ def _is_ours(scope: Scope, headers: dict[str, list[str]], host: str) -> bool:
     return is_link and scope["method"] == "GET" and scope["path"] == "/"
 
 
-def _refused_body(headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
+def _refused_body(method: str, headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
     lengths, close = headers.get("content-length", []), {"connection": "close"}
+    if method == "GET":
+        if "transfer-encoding" in headers or lengths not in ([], ["0"]):
+            return 400, "InvalidRequestError", "body: expected none, found one", close
+        return None
     if "transfer-encoding" in headers or len(lengths) != 1 or not lengths[0].isdigit():
         return 411, "InvalidRequestError", "content-length: expected one, before the body", close
     if int(lengths[0]) > BODY_BYTES:

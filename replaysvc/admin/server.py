@@ -12,8 +12,9 @@ import anyio.to_thread
 import uvicorn
 
 from replaysvc.admin.app import guarded, make_app
-from replaysvc.admin.connection import HEAD_BYTES, Connection
+from replaysvc.admin.connection import Connection
 from replaysvc.admin.context import Admin
+from replaysvc.admin.guard import HEAD_BYTES
 from replaysvc.admin.watch import Watch
 from replaysvc.errors import UnavailableError
 
@@ -78,6 +79,11 @@ class AdminServer:
         )  # fmt: skip
         # its workers are daemons as it is: a look that never ends must not keep the process alive
         self._thread = threading.Thread(target=self._run, name="replaysvc-admin", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        """Returns how many connections are open."""
+        return len(self._server.server_state.connections)
 
     def start(self) -> None:
         """Begins to serve. Raises UnavailableError: the thread ended, see the log."""
