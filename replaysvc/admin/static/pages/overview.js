@@ -49,7 +49,7 @@ export function overview(ctx) {
       h("div", null,
         h("h2", null, SENTENCES[status] ?? status),
         reasons.length === 0
-          ? h("p", null, status === "ok" ? `${plural(data.totals.tables, "table")}, nothing to report.` : "")
+          ? h("p", null, status === "ok" ? (data.totals.tables === 0 ? "Ready; no tables yet." : `${plural(data.totals.tables, "table")}, nothing to report.`) : "")
           : h("ul", null, reasons.map((reason) => h("li", { class: reason.level }, pill(reason.level, reason.level === "failing" ? "Failing" : "Warning"), " ",
             reason.table ? h("a", { href: hash(["tables", reason.table]) }, reason.sentence) : reason.sentence)))),
       h("p", { class: "up", title: `Version ${data.version}, Python ${data.python}` }, `Up for ${words(data.at_s - data.started_at_s)}`));

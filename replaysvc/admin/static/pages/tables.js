@@ -1,7 +1,7 @@
 // All tables.
 
 import { spiCell, tableState } from "../figures.js";
-import { bytes, count, rate, ratio, share } from "../format.js";
+import { bytes, count, plural, rate, ratio, share } from "../format.js";
 import { bar, card, empty, hash, known, rows, settled, skeleton } from "../parts.js";
 import { h } from "../view.js";
 import { WHY, WORDS } from "../words.js";
@@ -11,7 +11,7 @@ export function tables(ctx) {
   return {
     title: "Tables",
     queries: () => [{ key: "tables", path: "tables" }],
-    view: () => settled(ctx.got("tables"), (data) => card({ title: `${count(data.tables.length)} ${data.tables.length === 1 ? "table" : "tables"}`, key: "tables" }, rows({
+    view: () => settled(ctx.got("tables"), (data) => card({ title: data.tables.length === 0 ? "Tables" : plural(data.tables.length, "table"), key: "tables" }, rows({
       caption: "Tables", list: data.tables, key: (row) => row.name, state, onChange: ctx.redraw,
       empty: empty("No tables yet", "The first actor that writes makes its table."),
       columns: [
