@@ -62,6 +62,11 @@ class Cache:
         """Returns the bytes that cached chunks take."""
         return sum(ring.used for ring in self._rings) * self._row_bytes
 
+    @property
+    def budget_bytes(self) -> int:
+        """Returns the bytes that cached chunks may take."""
+        return sum(self._budgets)
+
     def resize(self, recent_bytes: int, faulted_bytes: int) -> None:
         """Changes the budgets and empties the cache; the caller forgets every location."""
         self._budgets = (recent_bytes, faulted_bytes)

@@ -11,8 +11,9 @@ from replaysvc.config import MAX_UPDATES, TableConfig
 from replaysvc.embedded_sink import EmbeddedSink
 from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError
 from replaysvc.extent import extent_of
+from replaysvc.jobs import Jobs
 from replaysvc.options import Limiter
-from replaysvc.requests import Transitions, Window
+from replaysvc.requests import EpisodeFilter, Transitions, Window
 from replaysvc.table import Table
 from replaysvc.types import Batch, BatchStream, EpisodeRecord, TableStats, UpdateCounts
 from replaysvc.writer import DEFAULT_LIMIT_TIMEOUT_S, Writer
@@ -22,6 +23,8 @@ NO_PICKLE = "an embedded store and its tables cannot be pickled: serve the store
 
 class Owner(Protocol):
     """The store of a table."""
+
+    jobs: Jobs
 
     def make_sink(self, engine: Table, actor: str, epoch: int | None) -> EmbeddedSink:
         """Returns a sink that appends to `engine` as a new session."""
@@ -47,7 +50,7 @@ class EmbeddedTable:
 
     @property
     def config(self) -> TableConfig:
-        """Returns the table's configuration, with the limiter that holds now."""
+        """Returns the table's configuration, with the limiter and the capacity that hold now."""
         return self._engine.config
 
     def writer(
@@ -153,9 +156,25 @@ class EmbeddedTable:
             raise SpecMismatchError("limiter", "a Limiter", shown(limiter))
         self._engine.set_limiter(limiter)
 
+    def set_capacity(
+        self, *, capacity_steps: int | None = None, capacity_bytes: int | None = None, capacity_episodes: int | None = None
+    ) -> None:
+        """Puts these bounds in the place of the table's, durably, and removes what is over them at once; None: no bound.
+
+        Raises:
+          InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
+        """
+        self._engine.set_capacity(
+            capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
+        )
+
     def compact(self) -> int:
         """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""
-        return self._engine.compact()
+        engine = self._engine
+        with self._owner.jobs.running("compact", self.name) as job:
+            freed = engine.compact()
+            job.message = f"the disk got {freed} bytes back"
+        return freed
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
         """Deletes episodes, durably, and returns how many of them were there. All or none.
@@ -166,18 +185,23 @@ class EmbeddedTable:
           InvalidRequestError: an episode is open, and `open_episodes` is not set; nothing is deleted.
         """
         open_episodes = check_flag("open_episodes", open_episodes)
-        return self._engine.delete_episodes(check_ids("episode_ids", episode_ids, MAX_UPDATES), open_episodes=open_episodes)
+        engine, ids = self._engine, check_ids("episode_ids", episode_ids, MAX_UPDATES)
+        with self._owner.jobs.running("delete_episodes", self.name) as job:
+            deleted = engine.delete_episodes(ids, open_episodes=open_episodes)
+            job.message = f"{deleted} episodes of {len(ids)} were there, and are deleted"
+        return deleted
 
     def stats(self) -> TableStats:
         """Returns the table's counters."""
         return self._engine.stats()
 
     def episodes(
-        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
-    ) -> list[EpisodeRecord]:
-        """Returns records of stored episodes, the newest first."""
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False,
+        where: EpisodeFilter | None = None,
+    ) -> list[EpisodeRecord]:  # fmt: skip
+        """Returns records of stored episodes, the newest first: `limit` of those below `before_id` that meet all else."""
         actor = None if actor is None else check_actor(actor)
-        return self._engine.episodes(limit, before_id, actor, check_flag("closed_only", closed_only))
+        return self._engine.episodes(limit, before_id, actor, check_flag("closed_only", closed_only), where)
 
     def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
         """Returns steps [start, stop) of an episode by column name; observations have one row more.

@@ -26,18 +26,18 @@ from replaysvc.errors import (
     SpecMismatchError,
     UnavailableError,
 )
-from replaysvc.keeper import Keeper
+from replaysvc.jobs import Jobs
+from replaysvc.keeper import Keepers
 from replaysvc.spec import Signature
-from replaysvc.storage import Scrub, Store, System, TableStore
+from replaysvc.storage import Snapshots, Store, System, TableStore
 from replaysvc.table import Table, check_table
 from replaysvc.table.committer import Committer
 from replaysvc.types import Params
+from replaysvc.views import BacklogView, DiskView, ScrubView, SnapshotView
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25  # between two looks for writers that are gone
 _CLOSED = "the store is closed"
-_STOOD_STILL_S = 2.0  # two looks that lie so far apart tell that this process was stopped
 
 
 _open: "weakref.WeakSet[Replay]" = weakref.WeakSet()
@@ -73,6 +73,7 @@ class Replay:
             raise SpecMismatchError("config", "a StoreConfig", shown(config))
         self.config = config or StoreConfig()
         self._system, self._rng = system or System(), rng or np.random.default_rng()
+        self.jobs = Jobs(self._system)
         self._process = os.getpid()
         self._changing = (
             threading.Lock()
@@ -81,10 +82,7 @@ class Replay:
         self._store = Store(path, system=self._system, disk_reserve_bytes=self.config.disk_reserve_bytes)
         self._committer = Committer(self.config, monotonic=self._system.monotonic)
         self._ticker = Ticker()
-        self._looked_at = self._system.monotonic()
-        self._scrub = Scrub(
-            lambda: list(self._store.tables().values()), self.config.scrub_bytes_per_s, self._system, self._note_damage
-        )
+        self._snapshots = None if self.config.snapshot_dir is None else Snapshots(Path(self.config.snapshot_dir).absolute())
         self._tables: dict[str, Table] = {}
         self._closed = False
         stores = self._store.tables()
@@ -97,9 +95,9 @@ class Replay:
             self._committer.close()
             self._store.close()
             raise
-        self._keepers = (  # last, since they look at all of it, at once
-            Keeper("keeper", self._save_states, self.config.state_interval_s), Keeper("leases", self._check_leases, _LOOK_S),
-            Keeper("scrub", self._scrub.step, _LOOK_S),
+        self._keepers = Keepers(  # last, since they look at all of it, at once
+            self, lambda: list(self._store.tables().values()), self.jobs, self._system,
+            state_interval_s=self.config.state_interval_s, scrub_bytes_per_s=self.config.scrub_bytes_per_s,
         )  # fmt: skip
         _open.add(self)
 
@@ -182,6 +180,11 @@ class Replay:
                 raise NotFoundError(f"table {name} was deleted and made anew; get it again with table({name!r})")
             return self._tables[name]
 
+    def engines(self) -> dict[str, Table]:
+        """Returns the engines of all tables by name; also while the store closes."""
+        with self._lock:
+            return dict(self._tables)
+
     def tables(self) -> list[str]:
         """Returns the names of all tables."""
         with self._lock:
@@ -199,8 +202,8 @@ class Replay:
         Raises:
           NotFoundError: no such table. StorageError: the disk; a table that could not be moved away is there as before.
         """
-        check_text("table", name)
-        with self._changing:
+        self.engine(check_text("table", name))  # what is not there is no job
+        with self.jobs.running("delete_table", name), self._changing:
             table = self.engine(name)
 
             def gone() -> None:
@@ -258,50 +261,54 @@ class Replay:
           StorageError: `path` holds something, or cannot be written. CapacityError: the disk is full; nothing is left behind.
         """
         path = check_path("path", path)
-        with self._changing:
+        self._check_open()
+        with self.jobs.running("snapshot") as job, self._changing:
             self._check_open()
             tables = dict(self._tables)
 
             def task() -> None:
                 self._store.snapshot(path, {name: table.whole_state() for name, table in tables.items()})
 
+            job.message = str(path)
             self._committer.run(task)
 
-    def _check_leases(self) -> None:
-        now = self._system.monotonic()
-        stood_still, self._looked_at = now - self._looked_at - _LOOK_S, now
-        with self._lock:
-            tables = list(self._tables.items())
-        for name, table in tables:
-            try:
-                if stood_still > _STOOD_STILL_S:
-                    table.excuse_leases(stood_still)
-                table.end_lost()
-            except (NotFoundError, UnavailableError):  # deleted, or closed, meanwhile
-                log.debug("table %s: not there any more", name)
-            except ReplayError as error:
-                log.warning("table %s: episodes of writers that are gone could not be ended: %s", name, error)
+    def snapshots(self) -> list[SnapshotView]:
+        """Returns the finished snapshots in `snapshot_dir`, the newest first; none without one."""
+        self._check_open()
+        return [] if self._snapshots is None else self._snapshots.views()
 
-    def _note_damage(self, table: str, chunk_id: int | None, reason: str) -> None:
-        """Of the scrub: leaves a damaged chunk out of what is drawn, before anybody draws it."""
-        if chunk_id is None:
-            log.error("table %s: %s", table, reason)
-            return
-        try:
-            self.engine(table).note_damage(chunk_id, reason)
-        except (NotFoundError, UnavailableError):  # deleted, or closed, meanwhile
-            log.debug("table %s: not there any more", table)
+    def disk(self) -> DiskView:
+        """Returns what is free on the disk now, and what the store's files took within the last minute. Raises StorageError."""
+        self._check_open()
+        return self._store.disk()
 
-    def _save_states(self) -> None:
-        with self._lock:
-            tables = list(self._tables.items())
-        for name, table in tables:
-            try:
-                table.save_state()
-            except NotFoundError:  # deleted meanwhile
-                log.debug("table %s: not there any more", name)
-            except ReplayError as error:
-                log.warning("table %s: its sampler state could not be saved: %s", name, error)
+    def backlog(self) -> BacklogView:
+        """Returns what waits for a commit."""
+        self._check_open()
+        return self._committer.backlog
+
+    def params_versions(self) -> dict[str, int]:
+        """Returns the stored version of each parameter set, but for those that are known to be damaged."""
+        self._check_open()
+        return self._store.params_versions()
+
+    @property
+    def quarantined_tables(self) -> list[str]:
+        """Returns the names of the tables that lie in quarantine, put there at this start or an earlier one."""
+        return sorted(self._store.tables_in_quarantine)
+
+    def scrub(self) -> ScrubView:
+        """Returns how far the scrub is."""
+        self._check_open()
+        return self._keepers.scrub
+
+    def start_scrub(self) -> int:
+        """Begins a round of the scrub now, from the start; one under way is left. Returns the number of its job.
+
+        It is as fast as `scrub_bytes_per_s` says; with 0, where no round begins by itself, it runs at 10 MiB/s.
+        """
+        self._check_open()
+        return self._keepers.start_scrub()
 
     def close(self) -> None:
         """Makes durable what was appended, ends the writers, and closes the store. Closing twice is fine.
@@ -319,10 +326,9 @@ class Replay:
         for table in self._tables.values():
             table.end_waits()
         errors = self._ticker.close()
-        for keeper in self._keepers:
-            keeper.close()
+        self._keepers.close(_CLOSED)
         self._committer.run(lambda: None)  # so that what is saved is of the last commit
-        self._save_states()
+        self._keepers.save_states()
         self._committer.close()
         for table in self._tables.values():
             table.close(UnavailableError(_CLOSED))
@@ -342,7 +348,7 @@ class Replay:
 
     def disown(self) -> None:
         """After a fork, in the child: ends all that belongs to the parent. Other threads, and the locks they held, are gone."""
-        self._changing, self._lock = threading.Lock(), threading.Lock()
+        self._changing, self._lock, self.jobs = threading.Lock(), threading.Lock(), Jobs(self._system)
         self._ticker.disown(self._whose)
 
     @property

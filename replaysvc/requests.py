@@ -1,7 +1,7 @@
-"""What a learner can ask for: windows (transitions, sequences, whole episodes), frame stacks and hindsight goals.
+"""What can be asked for: windows (transitions, sequences, whole episodes), frame stacks, hindsight goals; lists of episodes.
 
-Each is frozen and checks itself when it is made. All of them combine: any window can be stacked and relabelled, and comes from
-any sampler.
+Each is frozen and checks itself when it is made. All windows combine: any can be stacked and relabelled, and comes from any
+sampler.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,6 +17,7 @@ ComputeReward: TypeAlias = Callable[[Any, Any, Any], Any]
 
 _MAX_STACK = 64
 _MAX_LENGTH = 1 << 20
+_MAX_RETURN = 1e38  # of what is compared with a return; chosen by hand: a float32 holds it
 
 
 def client_reward(achieved: Any, desired: Any, info: Any) -> Any:
@@ -258,3 +259,43 @@ class Episodes:
 
 
 Window: TypeAlias = Transitions | Sequences | Episodes
+
+
+EPISODE_ENDS = ("terminated", "truncated", "lost_actor", "open")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFilter:
+    """Asks for those episodes alone that meet all that is given. Bounds are inclusive; None asks for nothing.
+
+    end: "terminated"; "truncated" by its writer, and not terminated; "lost_actor", truncated by the service since its writer
+      was gone; "open", without an end so far.
+    min_length, max_length: steps from the episode's start. min_return, max_return: sum of its rewards so far.
+    min_policy_version, max_policy_version: that its first steps were made with; -1 of one that told none.
+    """
+
+    end: str | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    min_return: float | None = None
+    max_return: float | None = None
+    min_policy_version: int | None = None
+    max_policy_version: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and (not isinstance(self.end, str) or self.end not in EPISODE_ENDS):
+            raise SpecMismatchError("end", f"one of {list(EPISODE_ENDS)}", shown(self.end))
+        most = (1 << 63) - 1
+        for what, low, high, whole in (
+            ("length", 0, most, True), ("policy_version", -1, most, True),
+            ("return", -_MAX_RETURN, _MAX_RETURN, False),
+        ):  # fmt: skip
+            bounds = []
+            for name in (f"min_{what}", f"max_{what}"):
+                value = getattr(self, name)
+                if value is not None:
+                    value = check_number(name, value, low, high, whole=whole)
+                    object.__setattr__(self, name, value)
+                bounds.append(value)
+            if None not in bounds and bounds[0] > bounds[1]:
+                raise SpecMismatchError(f"max_{what}", f"at least min_{what}={bounds[0]}", str(bounds[1]))

@@ -116,11 +116,11 @@ class TableStats:
     disk; one chunk may serve several items of a batch. lossless_fallbacks_total counts chunk columns declared float16 that
     were kept lossless. ignored_updates_total counts priorities of positions that were no longer, or never, in the table,
     or came again later among those that were sent together.
-    waiting_for says why the limiter lets nobody sample now, "" if it does. limiter: its options, with the steps inserted
-    and the items sampled so far. queues: how much each queue that is in use can hand out now. lost_actor_episodes_total counts
-    episodes that were truncated since their writer was gone. quarantined_chunks and quarantined_segments are those that were
-    set aside as damaged, lost_segments places in the table's chain of segments where some are gone. fault says why the table
-    takes no appends until the service is started again, "" if it does.
+    waiting_for says why the limiter lets nobody sample now, "" if it does, and inserting_waits_for why nobody insert. limiter:
+    its options, with the steps inserted and the items sampled so far. queues: how much each queue that is in use can hand
+    out now. lost_actor_episodes_total counts episodes that were truncated since their writer was gone. quarantined_chunks and
+    quarantined_segments are those that were set aside as damaged, lost_segments places in the table's chain of segments where
+    some are gone. fault says why the table takes no appends until the service is started again, "" if it does.
     """
 
     name: str
@@ -157,6 +157,7 @@ class TableStats:
     quarantined_segments: int = 0
     lost_segments: int = 0
     fault: str = ""
+    inserting_waits_for: str = ""
 
 
 class BatchStream(Iterator[Batch]):

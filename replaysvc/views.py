@@ -110,7 +110,7 @@ class ActorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeColumns:
-    """Of the newest stored episodes, oldest first: one array [n] each."""
+    """Of the newest stored episodes, oldest first: one array [n] each. lost_actor: which the service itself truncated."""
 
     episode_id: Array
     length: Array
@@ -118,6 +118,7 @@ class EpisodeColumns:
     terminated: Array
     truncated: Array
     closed: Array
+    lost_actor: Array
     policy_version: Array
     started_at_s: Array
 

@@ -51,6 +51,7 @@ OWNERS = {
     "fastapi": ("replaysvc/admin/",),
     "starlette": ("replaysvc/admin/",),
     "uvicorn": ("replaysvc/admin/",),
+    "h11": ("replaysvc/admin/",),
     "anyio": ("replaysvc/admin/",),
     "prometheus_client": ("replaysvc/metrics.py",),
     "grpc_reflection": ("replaysvc/rpc/",),

@@ -1,4 +1,4 @@
-"""What a table's index tells of single episodes: their records, and the chunks that hold them.
+"""What a table's index tells of single episodes: their ends, and the chunks that hold them.
 
 Not thread-safe: the table's lock is held around every call.
 """
@@ -11,45 +11,10 @@ import numpy as np
 
 from replaysvc.errors import ChunkCorruptError, InvalidRequestError, NotFoundError
 from replaysvc.index.chunk_links import NONE
-from replaysvc.index.fields import EPISODE_FIELDS
-from replaysvc.index.table_index import DEAD, LOST, TERMINATED, TRUNCATED, Added, TableIndex
-from replaysvc.types import Array, EpisodeRecord
+from replaysvc.index.table_index import DEAD, LOST, TRUNCATED, Added, TableIndex
+from replaysvc.types import Array
 
 _TOLD_RUNS = 4  # of steps that are damaged, and of those that can be read: an error is a sentence
-
-
-def list_episodes(
-    index: TableIndex, limit: int, before_id: int | None, actor: str | None, closed_only: bool
-) -> list[EpisodeRecord]:
-    """Returns records without metadata, the newest episode first."""
-    columns, base = index.episodes, index.episodes.base
-    wanted = columns["first_row"] != NONE
-    if before_id is not None:
-        wanted[max(0, before_id - base) :] = False
-    if actor is not None:
-        wanted &= columns["actor"] == index.actor_number(actor)
-    if closed_only:
-        wanted &= (columns["flags"] & (TERMINATED | TRUNCATED)) != 0
-    return [_record(index, base + int(i)) for i in np.flatnonzero(wanted)[::-1][:limit]]
-
-
-def _record(index: TableIndex, episode_id: int) -> EpisodeRecord:
-    row: Mapping[str, Any] = {name: index.episodes[name][episode_id - index.episodes.base] for name in EPISODE_FIELDS}
-    flags = int(row["flags"])
-    return EpisodeRecord(
-        episode_id=episode_id,
-        actor=index.actor(row["actor"]),
-        length=int(row["length"]),
-        first_step=int(index.first_live_step(np.array([row["first_row"]]))[0]),
-        return_=float(row["return_"]),
-        terminated=bool(flags & TERMINATED),
-        truncated=bool(flags & TRUNCATED),
-        closed=bool(flags & (TERMINATED | TRUNCATED)),
-        policy_version=int(row["policy_version"]),
-        started_at_s=float(row["started_at_s"]),
-        metadata={},
-        end_reason="lost_actor" if flags & LOST else "",
-    )
 
 
 def end_number(head: Any) -> Any:
@@ -99,14 +64,13 @@ def episode_chunk_rows(index: TableIndex, table: str, episode_id: int, start: in
       ChunkCorruptError: a chunk of the range is damaged; names the steps that can be read.
     """
     first = first_stored_step(index, table, episode_id)
-    at = episode_id - index.episodes.base
-    row, length = int(index.episodes["first_row"][at]), int(index.episodes["length"][at])
+    length = int(index.episodes["length"][episode_id - index.episodes.base])
     stop = length if stop is None else stop
     if not first <= start < stop <= length:
         raise InvalidRequestError(
             f"episode {episode_id}: expected a range within its stored steps [{first}, {length}), found [{start}, {stop})"
         )
-    rows = _walk(index, row, start, stop)
+    rows = _walk(index, episode_id, start, stop)
     steps, n_steps = index.field("first_step", rows), index.field("n_steps", rows)
     whole = len(rows) and steps[0] <= start and steps[-1] + n_steps[-1] >= stop and (steps[1:] == (steps + n_steps)[:-1]).all()
     if not whole:
@@ -140,18 +104,42 @@ def _listed(runs: list[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _walk(index: TableIndex, row: int, start: int, stop: int) -> list[int]:
-    """Returns the readable chunk rows with steps of [start, stop), of the episode whose first row is `row`."""
+def stored_positions(index: TableIndex, table: str, episode_id: int, start: int, stop: int) -> tuple[Array, Array]:
+    """Returns int64 [stop - start], the positions of an episode's steps [start, stop), and bool: which are stored and can be
+    read.
+
+    Raises:
+      NotFoundError: no such episode. InvalidRequestError: a range outside its steps.
+    """
+    first = first_stored_step(index, table, episode_id)
+    length = int(index.episodes["length"][episode_id - index.episodes.base])
+    if not 0 <= start < stop <= length:
+        raise InvalidRequestError(
+            f"episode {episode_id}: expected a range within its steps [0, {length}), found [{start}, {stop})"
+        )
+    positions, there = np.zeros(stop - start, np.int64), np.zeros(stop - start, np.bool_)
+    begin = max(start, first)
+    rows = _walk(index, episode_id, begin, stop) if begin < stop else []
+    fields = (index.field(name, rows).tolist() for name in ("first_step", "n_steps", "position"))
+    for step, n_steps, position in zip(*fields, strict=True):
+        low, high = max(step, begin), min(step + n_steps, stop)
+        positions[low - start : high - start] = np.arange(low, high) + (position - step)
+        there[low - start : high - start] = True
+    return positions, there
+
+
+def _walk(index: TableIndex, episode_id: int, start: int, stop: int) -> list[int]:
+    """Returns the readable chunk rows with steps of [start, stop) of an episode."""
     next_row, step, n_steps = index.chunks["next_row"], index.chunks["first_step"], index.chunks["n_steps"]
-    base, rows, number = index.chunks.base, [], int(index.field("episode_id", [row])[0])
+    base, rows = index.chunks.base, []
+    row = int(index.locate(np.array([episode_id]), np.array([start]))[0])
     while row != NONE and step[row - base] < stop:
-        if step[row - base] + n_steps[row - base] > start:
-            rows.append(row)
+        rows.append(row)
         row = int(next_row[row - base])
-    if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop and not (index.chunks["flags"][rows[0] - base] & DEAD):
+    if rows and step[rows[-1] - base] + n_steps[rows[-1] - base] >= stop:
         return rows
     # the chain is cut by a lost chunk: look at all
-    found: list[int] = (_readable(index, number, start, stop) + base).tolist()
+    found: list[int] = (_readable(index, episode_id, start, stop) + base).tolist()
     return found
 
 

@@ -307,7 +307,7 @@ class TableIndex:
     def first_live_step(self, first_row: Array) -> Array:
         """Returns the first step that is not removed of episodes whose first stored chunks are `first_row`."""
         at = np.maximum(first_row - self.chunks.base, 0)
-        step: Array = self.chunks["first_step"].take(at) + np.maximum(self.tail - self.chunks["position"].take(at), 0)
+        step: Array = self.chunks["first_step"][at] + np.maximum(self.tail - self.chunks["position"].take(at), 0)
         return step
 
     def field(self, name: str, rows: Array | Sequence[int]) -> Array:

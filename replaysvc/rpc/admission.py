@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 from replaysvc.access import ANYONE, Identity
 from replaysvc.errors import CapacityError, InvalidRequestError
@@ -39,10 +40,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who calls: a connection, and the name or host that several connections may share; None: a host that all may share."""
+    """Who calls: a connection, and the name or host that several connections may share; None: a host that all may share.
+
+    shown: how people see it: the caller's name if it has one, else where its connection comes from.
+    """
 
     connection: str
     principal: str | None
+    shown: str = field(default="", compare=False)
 
 
 def peer_of(context: Any) -> Peer:
@@ -53,8 +58,9 @@ def peer_of(context: Any) -> Peer:
 @lru_cache(maxsize=1024)
 def _peer(address: str, identity: Identity) -> Peer:
     if identity is not ANYONE:
-        return Peer(address, f"name {identity.name}")
-    return Peer(address, None if _OWN_MACHINE.match(address) else address.rpartition(":")[0])
+        return Peer(address, f"name {identity.name}", identity.name)
+    shown = unquote(address.removeprefix("ipv4:").removeprefix("ipv6:"))
+    return Peer(address, None if _OWN_MACHINE.match(address) else address.rpartition(":")[0], shown)
 
 
 class Shares:
@@ -224,9 +230,12 @@ class Call:
     """What one call holds: memory for its request until it is handled, and for its answer until that has left.
 
     Its worker is not among it: a unary answer leaves after the worker went on to other calls.
+
+    received, sent: bytes of its messages so far.
     """
 
     def __init__(self, admission: Admission, context: Any) -> None:
+        self.received = self.sent = 0
         self.admission, self.peer = admission, peer_of(context)
         self.cancel: Callable[[], None] = context.cancel
         self._add_callback: Callable[[Callable[[], None]], bool] = context.add_callback
@@ -259,8 +268,9 @@ class Call:
             shares.give(self.peer, held - size)
         return size
 
-    def watch_answer(self, seconds: float) -> None:
-        """Gives the answer's memory back when it has left, and cancels the call if it has not within `seconds`."""
+    def watch_answer(self, seconds: float, left: Callable[[], None] | None = None) -> None:
+        """Gives the answer's memory back when it has left, and calls `left`; cancels the call if it has not within
+        `seconds`."""
         entry = self.admission.watch.begin(seconds, self.cancel)
         self.admission.leaves(self, self._answer)
 
@@ -268,6 +278,8 @@ class Call:
             self.admission.watch.done(entry)
             self.admission.has_left(self)
             self.close()
+            if left is not None:
+                left()
 
         if not self._add_callback(over):  # it is over already
             over()

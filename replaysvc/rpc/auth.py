@@ -17,10 +17,11 @@ from urllib.parse import unquote
 
 import grpc
 
-from replaysvc.access import ANYONE, MAY, Access, Identity, Refusals, Role, check_role
+from replaysvc.access import ANYONE, MAY, Access, Identity, Refusals, Role, bearer, check_role
+from replaysvc.activity import Activity, request_id, request_id_of
 from replaysvc.checks import NAME
 from replaysvc.errors import PermissionDeniedError, ReplayError, UnauthenticatedError
-from replaysvc.rpc.status import ERROR_KEY
+from replaysvc.rpc.status import ERROR_KEY, REQUEST_KEY
 
 OPEN = "/grpc.health.v1.Health/Check"
 """The one method that everyone may call: whether the server is up, which is all that it tells."""
@@ -35,11 +36,17 @@ caller: ContextVar[Identity] = ContextVar("caller", default=ANYONE)
 class AuthInterceptor(grpc.ServerInterceptor):
     """Lets calls pass whose caller is known and may make them. `services` are those whose methods `access.MAY` lists.
 
-    `certificates`: callers have shown a certificate that this server's client CA signed.
+    `certificates`: callers have shown a certificate that this server's client CA signed. `looking`: paths of methods of other
+    services, for all roles that may look. `activity` counts the calls that are refused.
     """
 
-    def __init__(self, access: Access, services: Sequence[str], *, certificates: bool) -> None:
+    def __init__(
+        self, access: Access, services: Sequence[str], *, certificates: bool, looking: Sequence[str] = (),
+        activity: Activity | None = None,
+    ) -> None:  # fmt: skip
         self._access, self._certificates = access, certificates
+        self._looking = dict.fromkeys(looking, MAY["ListTables"])
+        self._activity = activity or Activity()
         self._services = tuple(f"/{service}/" for service in services)
         self._refusals = Refusals()
 
@@ -55,8 +62,9 @@ class AuthInterceptor(grpc.ServerInterceptor):
             identity, method = self._access.identify(secret), self._short(details.method)
             if method not in MAY and continuation(details) is None:
                 return None  # there is no such method, which a newer client should learn
-            check_role(identity, method)
+            self._check(identity, method)
         except (UnauthenticatedError, PermissionDeniedError) as error:
+            request_id.set(request_id_of(dict(details.invocation_metadata or ()).get(REQUEST_KEY)))
             return self._refusing(error, details.method)
         caller.set(identity)
         return continuation(details)
@@ -64,6 +72,9 @@ class AuthInterceptor(grpc.ServerInterceptor):
     def _short(self, method: str) -> str:
         """Returns a method's name as `MAY` has it. That of another service stays as it is, and so is nobody's to call."""
         return method.rpartition("/")[2] if method.startswith(self._services) else method
+
+    def _check(self, identity: Identity, method: str) -> None:
+        check_role(identity, method, self._looking if method in self._looking else MAY)
 
     def _by_certificate(self, handler: Any, method: str) -> Any:
         """Returns the handler with a look at the caller's certificate before it."""
@@ -74,7 +85,7 @@ class AuthInterceptor(grpc.ServerInterceptor):
         def call(request: Any, context: Any) -> Any:
             try:
                 identity = _certified(context.auth_context())
-                check_role(identity, self._short(method))
+                self._check(identity, self._short(method))
             except (UnauthenticatedError, PermissionDeniedError) as error:
                 self._refuse(error, method, context)
             caller.set(identity)
@@ -91,21 +102,16 @@ class AuthInterceptor(grpc.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(lambda _, context: self._refuse(error, method, context))
 
     def _refuse(self, error: ReplayError, method: str, context: Any) -> NoReturn:
+        self._activity.refused(error.grpc_status)
         self._refusals.note(unquote(context.peer()), method, error)
-        context.set_trailing_metadata(((ERROR_KEY, error.name),))
+        context.set_trailing_metadata(((REQUEST_KEY, request_id.get()), (ERROR_KEY, error.name)))
         context.abort(grpc.StatusCode[error.grpc_status], str(error))
         raise error  # `abort` has raised
 
 
 def _secret_in(metadata: Any) -> str | None:
     """Returns the secret that a call shows, None if it shows none. Raises UnauthenticatedError."""
-    values = [value for key, value in metadata or () if key == "authorization"]
-    if not values:
-        return None
-    scheme, _, secret = str(values[0]).partition(" ")
-    if len(values) > 1 or scheme.lower() != "bearer" or not secret:
-        raise UnauthenticatedError("authorization: expected one 'Bearer TOKEN', found something else")
-    return secret
+    return bearer([str(value) for key, value in metadata or () if key == "authorization"])
 
 
 def _certified(properties: Any) -> Identity:

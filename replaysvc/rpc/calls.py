@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from replaysvc.activity import Activity, request_id, request_id_of
 from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.rpc.admission import Admission, Call, Kind, handled
 from replaysvc.rpc.limits import MESSAGE_BYTES, REQUEST_COPIES, SENT_COPIES
-from replaysvc.rpc.status import abort
+from replaysvc.rpc.status import REQUEST_KEY, abort, code_of
 from replaysvc.rpc.wire import check_append
 
 SIZE_KEY = "replaysvc-bytes"
@@ -63,10 +64,10 @@ _METHODS: Mapping[str, Method] = {
 
 
 class CallInterceptor(grpc.ServerInterceptor):
-    """Admits calls, reads their requests, and turns exceptions of handlers into statuses."""
+    """Admits calls, reads their requests, turns exceptions of handlers into statuses, and counts what came of all that."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, admission: Admission, activity: Activity) -> None:
+        self._admission, self._activity = admission, activity
         self._pools = {
             Kind(kind): ThreadPoolExecutor(count, thread_name_prefix=f"replaysvc-{kind}")
             for kind, count in admission.limits.workers.items()
@@ -80,16 +81,21 @@ class CallInterceptor(grpc.ServerInterceptor):
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         method = details.method
-        if not method.startswith(_OURS) and method != _HEALTH:
-            return continuation(details)
+        request_id.set(request_id_of(dict(details.invocation_metadata or ()).get(REQUEST_KEY)))
         if (made := self._made.get(method)) is None:  # methods do not change while a server lives
             handler = continuation(details)
-            if handler is None or (handler.request_streaming and handler.response_streaming):
+            if handler is None:
+                self._activity.call(method, grpc.StatusCode.UNIMPLEMENTED.name, 0.0, 0, 0)
+                return None
+            if not method.startswith(_OURS) and method != _HEALTH:
                 return handler
-            made = self._made[method] = self._around(handler, _METHODS.get(method.rpartition("/")[2], Method()))
+            if handler.request_streaming and handler.response_streaming:
+                return handler
+            made = self._made[method] = self._around(handler, method.rpartition("/")[2])
         return made
 
-    def _around(self, handler: Any, method: Method) -> Any:
+    def _around(self, handler: Any, name: str) -> Any:
+        method, activity, clock = _METHODS.get(name, Method()), self._activity, self._activity.clock
         parse: Callable[[bytes], Any] = handler.request_deserializer
         if handler.request_streaming:
             behaviour, take = handler.stream_unary, self._messages
@@ -100,7 +106,8 @@ class CallInterceptor(grpc.ServerInterceptor):
 
         @contextlib.contextmanager
         def admitted(context: Any) -> Iterator[Call]:
-            call = Call(admission, context)
+            call, began_at, code = Call(admission, context), clock(), grpc.StatusCode.CANCELLED.name
+            context.set_trailing_metadata(((REQUEST_KEY, request_id.get()),))
             try:
                 workers.take(call.peer, 1)
                 try:
@@ -110,24 +117,33 @@ class CallInterceptor(grpc.ServerInterceptor):
                 finally:
                     workers.give(call.peer, 1)
                     call.hold_request(0)
+                code = grpc.StatusCode.OK.name
             except Exception as error:
                 call.close()
+                code = code_of(error, context)
                 abort(error, context)
+            finally:
+                activity.call(name, code, clock() - began_at, call.received, call.sent)
 
         def unary(requests: Iterator[bytes], context: Any) -> Any:
             with admitted(context) as call:
                 response = behaviour(take(requests, context, call, method, parse), context)
                 size = len(response) if isinstance(response, bytes) else response.ByteSize()
                 call.hold_answer(SENT_COPIES * size)
-                call.watch_answer(_ANSWER_S + size / _ANSWER_BYTES_PER_S)
+                call.sent, leaves_at = size, clock()
+                call.watch_answer(_ANSWER_S + size / _ANSWER_BYTES_PER_S, lambda: activity.left(name, clock() - leaves_at))
                 return response
 
         def streamed(requests: Iterator[bytes], context: Any) -> Iterator[Any]:
             with admitted(context) as call, contextlib.closing(call):
+                leaving_s = 0.0
                 for response in behaviour(take(requests, context, call, method, parse), context):
                     size = len(response) if isinstance(response, bytes) else response.ByteSize()
+                    call.sent, leaves_at = call.sent + size, clock()
                     with admission.watch.limit(_ANSWER_S + size / _ANSWER_BYTES_PER_S, context.cancel):
                         yield response
+                    leaving_s += clock() - leaves_at
+                activity.left(name, leaving_s)
 
         if handler.response_streaming:
             streamed.experimental_thread_pool = self._pools[kind]  # type: ignore[attr-defined]
@@ -146,6 +162,7 @@ class CallInterceptor(grpc.ServerInterceptor):
     ) -> Iterator[Any]:
         """Yields the requests of a call that streams them."""
         while (data := self._next(requests, context, method, MESSAGE_BYTES)) is not None:
+            call.received += len(data)
             yield _parsed(data, method, parse)
 
     def _read(self, requests: Iterator[bytes], context: Any, call: Call, method: Method) -> bytes:
@@ -163,6 +180,7 @@ class CallInterceptor(grpc.ServerInterceptor):
                 break
             pieces.append(piece)
             size += len(piece)
+            call.received = size
             if size > most:
                 break
             if not method.copies or size == stated:

@@ -11,6 +11,7 @@ from google.protobuf.internal import api_implementation
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from replaysvc.access import Access
+from replaysvc.activity import Activity
 from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import ConfigurationError, UnavailableError
 from replaysvc.replay import Replay
@@ -18,6 +19,7 @@ from replaysvc.rpc.admission import Admission
 from replaysvc.rpc.auth import AuthInterceptor
 from replaysvc.rpc.calls import CallInterceptor
 from replaysvc.rpc.limits import MESSAGE_BYTES, PENDING_CALLS, Limits, connections_for, raise_descriptors, regions_for
+from replaysvc.rpc.reflection import REFLECTION, Reflection
 from replaysvc.rpc.servicer import ReplayServicer
 from replaysvc.rpc.shared import SharedMemory
 from replaysvc.rpc.tls import TlsFiles
@@ -26,6 +28,7 @@ from replaysvc.v1 import replay_pb2_grpc
 
 SERVICE = "replaysvc.v1.ReplayService"
 FRAMES = "replaysvc.v1.ReplayFrames"
+HEALTH = "grpc.health.v1.Health"
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers would share a port in silence, and split the data
     ("grpc.max_receive_message_length", MESSAGE_BYTES),  # told by a message's first bytes, so more is never read
@@ -51,38 +54,45 @@ class Server:
 
     def __init__(
         self, replay: Replay, address: str, *, access: Access | None = None, tls: TlsFiles | None = None,
-        limits: Limits | None = None,
+        limits: Limits | None = None, activity: Activity | None = None, reflection: bool = False,
     ) -> None:  # fmt: skip
         """Binds `address` (host:port, port 0 for any free one).
 
         `access` knows the tokens of callers; without it, and without a client CA in `tls`, everyone may do everything.
+        `activity` counts the calls. `reflection`: tells tools what methods there are; with tokens, those who may look.
 
         Raises:
           UnavailableError: the address is in use or not of this machine. InvalidRequestError: `tls` names unusable files.
         """
         check_protobuf()
-        limits = limits or Limits()
+        limits, activity = limits or Limits(), activity or Activity()
         descriptors = raise_descriptors()
         self.connections = connections_for(descriptors)
         self._shared = SharedMemory(limits.shared_bytes, regions_for(descriptors))
         self._admission = Admission(limits)
-        self._calls = CallInterceptor(self._admission)
+        self._calls = CallInterceptor(self._admission, activity)
         interceptors: list[Any] = [self._calls]
         certificates = tls is not None and tls.client_ca is not None
         if access is not None or certificates:
-            interceptors.insert(0, AuthInterceptor(access or Access(), (SERVICE, FRAMES), certificates=certificates))
+            auth = AuthInterceptor(
+                access or Access(), (SERVICE, FRAMES), certificates=certificates, looking=(REFLECTION,), activity=activity
+            )
+            interceptors.insert(0, auth)
         self._spare = ThreadPoolExecutor(4, thread_name_prefix="replaysvc-rpc")  # for what needs no worker: refusals
         options = (*OPTIONS, ("grpc.max_allowed_incoming_connections", self.connections))
         self._server = grpc.server(
             self._spare, interceptors=interceptors, options=options, maximum_concurrent_rpcs=PENDING_CALLS
         )
-        servicer = ReplayServicer(replay, limits, self._shared)
+        servicer = ReplayServicer(replay, limits, self._shared, activity)
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
         pieces: Any = grpc.unary_stream_rpc_method_handler(servicer.sample_pieces, request_deserializer=read)
         frames = {"Sample": frame, "SampleLarge": pieces}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(FRAMES, frames),))
+        self._reflection = Reflection((SERVICE, HEALTH), self._admission.watch, activity) if reflection else None
+        if self._reflection is not None:
+            self._server.add_generic_rpc_handlers((self._reflection.handlers,))
         self._health = Health(lambda: replay.fault)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = 0
@@ -95,6 +105,7 @@ class Server:
         if not self.port:
             raise UnavailableError(f"address {address}: cannot be bound; is another server running there?")
         self._host = address.rpartition(":")[0]
+        self._status = "starting"
 
     @staticmethod
     def probe(address: str) -> None:
@@ -113,18 +124,32 @@ class Server:
         """Returns host:port as bound."""
         return f"{self._host}:{self.port}"
 
+    @property
+    def status(self) -> str:
+        """Returns "starting", "serving", or "draining" from the moment it is to stop."""
+        return self._status
+
+    def load(self) -> tuple[dict[str, int], int]:
+        """Returns how many calls are handled now, by kind of worker, and the bytes held for requests and answers."""
+        held = self._admission.requests.held + self._admission.answers.held
+        return {kind.value: workers.held for kind, workers in self._admission.workers.items()}, held
+
     def start(self) -> None:
         """Begins to serve."""
         self._server.start()
+        self._status = "serving"
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     def stop(self, grace_s: float = 10.0) -> None:
         """Refuses new calls, lets running ones end for up to `grace_s`, and stops. The store stays open."""
+        self._status = "draining"
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._server.stop(grace_s).wait()
         self._shared.close()
         self._admission.watch.close()
         self._calls.close()
+        if self._reflection is not None:
+            self._reflection.close()
         self._spare.shutdown(wait=False)
 
     def _set_health(self, status: Any) -> None:

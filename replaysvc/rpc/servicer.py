@@ -12,17 +12,21 @@ from typing import Any
 
 import numpy as np
 
+from replaysvc.activity import Activity
 from replaysvc.batch import BatchColumn
 from replaysvc.checks import check_actor, check_name, check_number
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_MESSAGE_BYTES
+from replaysvc.embedded_table import EmbeddedTable
 from replaysvc.errors import (
     AlreadyExistsError,
     ConfigurationError,
     InvalidRequestError,
     NotFoundError,
+    NotReadyError,
     SpecMismatchError,
     UnavailableError,
 )
+from replaysvc.jobs import asked_by
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
 from replaysvc.rpc.admission import current
@@ -48,8 +52,8 @@ _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stop
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """Serves one store. Each call holds a worker of its kind; waiting ones are fewer, so that others always find one."""
 
-    def __init__(self, replay: Replay, limits: Limits, shared: SharedMemory) -> None:
-        self._replay, self._limits, self._shared = replay, limits, shared
+    def __init__(self, replay: Replay, limits: Limits, shared: SharedMemory, activity: Activity) -> None:
+        self._replay, self._limits, self._shared, self._activity = replay, limits, shared, activity
         workers = limits.workers
         self._waiting_appends = threading.BoundedSemaphore(limits.max_workers // 8)
         self._waiting = threading.BoundedSemaphore(max(1, workers["sample"] // 2))
@@ -72,12 +76,19 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return response
 
     def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
+        asked_by.set(caller.get().name)
         self._replay.delete_table(request.name)
         return pb.DeleteTableResponse()
 
     def _engine(self, request: Any) -> Table:
         """Returns the engine of the table that a request means."""
         return self._replay.engine(request.table, request.table_uuid)
+
+    def _table(self, request: Any) -> EmbeddedTable:
+        """Returns the same as its user has it: what takes long is a job then, which the caller asked for."""
+        engine = self._engine(request)
+        asked_by.set(caller.get().name)
+        return EmbeddedTable(self._replay, engine)
 
     def OpenSession(self, request: pb.OpenSessionRequest, context: Any) -> pb.OpenSessionResponse:
         last = self._engine(request).open_session(
@@ -124,10 +135,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         most = items * (item_bytes(engine.signature, what).most + _ITEM_BYTES)
         most = min(most, MAX_MESSAGE_BYTES if large is None else large)
         call.hold_answer(copies * most)
-        wait_s = min(request.timeout_s, _WAIT_SLICE_S)
-        with _place(self._waiting if wait_s > 0 else None) as has_place:
+        wait_s, sampler = min(request.timeout_s, _WAIT_SLICE_S), request.sampler or "uniform"
+        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request.table, sampler, items, batches):
             columns: list[BatchColumn] = engine.draw(
-                request.batch_size, what, sampler=request.sampler or "uniform",
+                request.batch_size, what, sampler=sampler,
                 seed=request.seed if request.HasField("seed") else None,
                 beta=request.beta if request.HasField("beta") else None,
                 timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
@@ -138,6 +149,19 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         if size > most or large is not None:  # else it is held, until what leaves is known
             call.hold_answer(copies * size)
         return columns
+
+    @contextlib.contextmanager
+    def _noted(self, table: str, sampler: str, items: int, batches: int) -> Iterator[None]:
+        """Notes the draw that is made meanwhile."""
+        activity, learner = self._activity, current().peer.shown
+        began_at = activity.clock()
+        try:
+            yield
+        except NotReadyError as error:
+            waited_s = activity.clock() - began_at
+            activity.sampled(learner, table, sampler, 0, waited_s, waited_s, str(error))
+            raise
+        activity.sampled(learner, table, sampler, items, activity.clock() - began_at, 0.0, batches=batches)
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
         positions = convert.numbers_of("positions", request.positions, "<i8")
@@ -151,7 +175,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return pb.SetLimiterResponse()
 
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
-        deleted = self._engine(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
+        deleted = self._table(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
 
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
@@ -229,11 +253,12 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
                 raise UnavailableError("another snapshot is being made; try again")
             if os.path.lexists(path):
                 raise AlreadyExistsError(f"snapshot {name} exists already")
+            asked_by.set(caller.get().name)
             self._replay.snapshot(path)
         return pb.SnapshotResponse()
 
     def Compact(self, request: pb.CompactRequest, context: Any) -> pb.CompactResponse:
-        return pb.CompactResponse(freed_bytes=self._engine(request).compact())
+        return pb.CompactResponse(freed_bytes=self._table(request).compact())
 
     def GetParams(self, request: pb.GetParamsRequest, context: Any) -> Iterator[pb.GetParamsResponse]:
         call = current()

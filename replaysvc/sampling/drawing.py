@@ -24,7 +24,7 @@ from replaysvc.options import (
     check_prioritized,
     check_sampler,
 )
-from replaysvc.requests import Episodes, Sequences, Window
+from replaysvc.requests import Episodes, Sequences, Transitions, Window
 from replaysvc.sampling.items import STEPS, ItemSet, Kind, kind_of
 from replaysvc.sampling.steps import StepSet
 from replaysvc.selectors import (
@@ -101,6 +101,26 @@ class Samplers:
             # as it takes, so each item is as likely as any other
             return Drawn(draw_uniform(rng, count, self.steps).positions, np.full(count, 1.0 / items.size))
         return draw_uniform(rng, count, items)
+
+    def is_built(self, name: str) -> bool:
+        """Returns whether what a sampler draws steps from is there."""
+        options = self.options[name]
+        if isinstance(options, EpisodeUniform):
+            return STEPS in self._sets and self._sets[STEPS].counts_episodes
+        if isinstance(options, Prioritized):
+            return name in self.priorities
+        return name in self.queues if isinstance(options, Fifo | Lifo) else True
+
+    def try_draw(self, name: str, rng: np.random.Generator, count: int) -> Drawn | None:
+        """Draws steps, if that builds nothing and uses nothing up; else, and where there are none, returns None."""
+        options = self.options[name]
+        if isinstance(options, Fifo | Lifo) or not self.is_built(name) or not self.steps.size:
+            return None
+        if isinstance(options, EpisodeUniform):
+            return self._sets[STEPS].draw_by_episode(rng, count)  # which does not count as a use of the set
+        if isinstance(options, Prioritized) and not self.priorities[name].tree.total:
+            return None
+        return self.draw(name, Transitions(), rng, count)
 
     def exponent(self, name: str, beta: float | None) -> float:
         """Returns the exponent of importance weights: `beta`, or else the sampler's own; 0 of one that has no weights.

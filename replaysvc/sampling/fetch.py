@@ -1,6 +1,7 @@
 """Chunks from the disk, decoded, for windows that the cache does not hold. No lock is held here."""
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -19,10 +20,13 @@ Taken: TypeAlias = tuple[Array, Array | None, Array | None]  # what `take_rows` 
 
 
 class Read(NamedTuple):
-    """The chunks of some rows, decoded together, if all of them can be; else (row, chunk id, reason) of those that cannot."""
+    """The chunks of some rows, decoded together, if all of them can be, and how long that took; else (row, chunk id, reason) of
+    those that cannot."""
 
     group: DecodedGroup | None
     bad: list[tuple[int, int, str]]
+    read_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class Fetched:
@@ -63,11 +67,14 @@ class Reader:
         Raises:
           StorageError: one cannot be read now, which says nothing of what is stored.
         """
+        began = time.perf_counter()
         data = self._store.read(chunk_ids)
+        read = time.perf_counter()
         present = [chunk for chunk in data if chunk is not None]
         if len(present) == len(data):
             try:
-                return Read(self._together.decode(present, checksums), [])
+                group = self._together.decode(present, checksums)
+                return Read(group, [], read - began, time.perf_counter() - read)
             except ReplayError:
                 log.warning("table %s: a chunk among %d failed its check; looking for it", self._store.name, len(present))
         bad = []

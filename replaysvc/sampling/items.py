@@ -127,6 +127,11 @@ class ItemSet:
         """Returns how many items there are."""
         return self._counts.total
 
+    @property
+    def counts_episodes(self) -> bool:
+        """Returns whether `draw_by_episode` was called."""
+        return self._episodes is not None
+
     def select(self, ranks: Array) -> Array:
         """Returns the positions of the items with these ranks, 0 the oldest chunk's first."""
         rows, rests = self._counts.find(ranks)

@@ -51,7 +51,10 @@ class Priorities:
 
     def priorities_of(self, positions: Array) -> Array:
         """Returns float64 [n], as given but for rounding; with alpha 0, 1 for all that were positive."""
-        leaves = self.leaves(positions)
+        return self.unpowered(self.leaves(positions))
+
+    def unpowered(self, leaves: Array) -> Array:
+        """Returns the priorities, float64 [n], of which these are the leaves; changes nothing."""
         return leaves if self._alpha in (0, 1) else leaves ** (1 / self._alpha)
 
 

@@ -186,6 +186,22 @@ class SumTree:
             keys[ended], rests[ended], leaves[ended] = self._descend(targets[ended], careful=True)
         return keys, rests, leaves
 
+    def top(self, n: int) -> tuple[Array, Array]:
+        """Returns (keys int64 [n], leaves float64 [n]) of the `n` largest leaves, the largest first, of equals the lowest key.
+
+        Fewer if there are not so many above 0. O(blocks log blocks + n log n).
+        """
+        node, block, levels = self._slots[:-1], self._blocks[:-1], self._folds[1].levels
+        for level in levels[DEPTH::-1]:
+            values = level.take(node)
+            best = np.argsort(-values, kind="stable")[:n]  # of equal nodes the first ones: they have n leaves as large
+            best = np.sort(best) if level is not levels[0] else best
+            node, block, values = node[best], block[best], values[best]
+            if level is not levels[0]:
+                node, block = (node[:, None] * FANOUT + np.arange(FANOUT)).ravel(), block.repeat(FANOUT)
+        above = values > 0
+        return (block << BLOCK_BITS | node & (BLOCK - 1))[above], values[above]
+
     def remove_before(self, key: int) -> None:
         """Removes all keys before `key`, for good. Amortised O(1) a key."""
         if key <= self._floor:

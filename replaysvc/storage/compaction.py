@@ -15,6 +15,7 @@ import numpy as np
 
 from replaysvc.errors import ChunkCorruptError
 from replaysvc.storage.chain import allocated
+from replaysvc.storage.commit_times import CommitTimes
 from replaysvc.storage.records import MAX_SESSIONS, NEXT_IDS, STORED_INDEX_DTYPE, EpisodeEntry, pack_episode
 from replaysvc.storage.segment import Segment
 from replaysvc.storage.system import System
@@ -184,6 +185,7 @@ def build_compacted(plan: Plan, build: Path, system: System, segment_bytes: int)
     meta = dict(sources[0].meta)
     if len(sources) > 1:
         meta[REPLACES] = [int(source.meta["first_chunk_id"]) for source in sources[1:]]
+    times = CommitTimes(system.monotonic)  # nobody waits for these
     segment = Segment.create_unnamed(build, system, segment_bytes, meta, _marks(sources))
     try:
         for source in sources:
@@ -192,7 +194,7 @@ def build_compacted(plan: Plan, build: Path, system: System, segment_bytes: int)
                 chunks = source.read(part["chunk_id"].tolist())
                 here = np.array([chunk is not None for chunk in chunks], bool)
                 known = [content.entries[n] for n in np.unique(part["episode_id"]).tolist() if n in content.entries]
-                segment.append(part[here], [chunk for chunk in chunks if chunk is not None], known, {})
+                segment.append(part[here], [chunk for chunk in chunks if chunk is not None], known, {}, times)
         segment.seal(plan.ends[-1])
     finally:
         segment.close()

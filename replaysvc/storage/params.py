@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<4sqQQ")
 MAGIC = b"RPP1"
-_DAMAGED = (1 << 63) - 1  # stands for the version of a file that is no parameter set: whoever asks for it learns of the damage
+DAMAGED_VERSION = (1 << 63) - 1
+"""Stands for the version of a file that is no parameter set: whoever asks for it learns of the damage."""
 
 
 class ParamsStore:
@@ -36,7 +37,7 @@ class ParamsStore:
                 log.error("parameter set %s cannot be read: %s", file, error)
                 head = b""
             good = len(head) == HEADER.size and head[:4] == MAGIC
-            self.versions[file.name] = HEADER.unpack(head)[1] if good else _DAMAGED
+            self.versions[file.name] = HEADER.unpack(head)[1] if good else DAMAGED_VERSION
 
     def put(self, name: str, version: int, data: bytes) -> None:
         """Keeps `data`, durably, in place of a smaller version, or of a damaged one. Putting the same again is fine.

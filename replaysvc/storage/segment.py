@@ -14,7 +14,9 @@ import lmdb
 
 from replaysvc.codec import steps_of
 from replaysvc.errors import CapacityError, ChunkCorruptError, FormatVersionError, ReplayError, StorageError
+from replaysvc.storage.commit_times import CommitTimes
 from replaysvc.storage.pins import Pins
+from replaysvc.storage.place import Place
 from replaysvc.storage.records import (
     KEY,
     EpisodeEntry,
@@ -59,7 +61,7 @@ class Segment:
         Raises:
           ChunkCorruptError: it is damaged. FormatVersionError: of a newer format. StorageError: it cannot be opened now.
         """
-        self.path, self._system, self._map_size = path, system, segment_bytes + ROOM
+        self.path, self._system, self.map_bytes = path, system, segment_bytes + ROOM
         self._full_bytes = segment_bytes
         self._pins = Pins()
         self._lost = False  # closed to be opened anew, which failed: whoever comes next tries again
@@ -118,11 +120,10 @@ class Segment:
 
     def _open(self, *, readonly: bool) -> None:
         with _translated(self.path, self._system, reading=True, may_pass=True):  # what LMDB reads here, the check just read
-            status = (self.path / "data.mdb").stat()
-            self._file = status.st_dev, status.st_ino
-            if not status.st_size:
+            self._place = Place(self.path)
+            if not (self.path / "data.mdb").stat().st_size:
                 raise ChunkCorruptError(f"segment {self.path}: its file is empty")  # LMDB would make a new one of it
-            self._environment = _environment(self.path, self._map_size, self._system, readonly=readonly)
+            self._environment = _environment(self.path, self.map_bytes, self._system, readonly=readonly)
             try:
                 # a read past the end of a torn file would be a SIGBUS, not an exception
                 wanted = (self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"]
@@ -147,12 +148,20 @@ class Segment:
             return int((self._environment.info()["last_pgno"] + 1) * self._environment.stat()["psize"])
 
     @property
+    def readers(self) -> int:
+        """Returns how many places of LMDB's table of readers were taken at once, at most; a sealed segment has no table."""
+        with self._inside(), _translated(self.path, self._system):
+            return int(self._environment.info()["num_readers"])
+
+    @property
     def full(self) -> bool:
         """Returns whether the next append belongs to another segment."""
         return self.used_bytes >= self._full_bytes
 
-    def append(self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Marks) -> None:
-        """Adds chunks in one transaction; durable on return, nothing of it visible on failure.
+    def append(
+        self, index: Array, chunks: Sequence[bytes], episodes: Sequence[EpisodeEntry], sessions: Marks, times: CommitTimes
+    ) -> None:
+        """Adds chunks in one transaction; durable on return, nothing of it visible on failure. `times` has how long it took.
 
         Raises:
           CapacityError: no space on the disk. StorageError: any other failure; the segment takes no more until reopened.
@@ -160,7 +169,7 @@ class Segment:
         with self._fencing():
             databases = self._databases
             with self._inside(), _translated(self.path, self._system):  # a table may be deleted under the commit
-                with self._environment.begin(write=True) as transaction:
+                with times.measured(self._environment.begin(write=True)) as transaction:
                     for record, chunk, chunk_id in zip(pack_index(index), chunks, index["chunk_id"].tolist(), strict=True):
                         key = KEY.pack(chunk_id)
                         # append=True returns False for a key out of order, it does not raise
@@ -173,18 +182,9 @@ class Segment:
                     for session_id, (last_sequence, at_s) in sessions.items():
                         transaction.put(session_id, pack_session(session_id, last_sequence, at_s), db=databases[b"sessions"])
                     self._system.crashpoint("append.before_commit")
-                self._check_place()
+                self._place.check()
                 self._system.crashpoint("append.after_commit")
             self.oldest_episode = min([self.oldest_episode, *index["episode_id"].tolist()])
-
-    def _check_place(self) -> None:
-        """Raises StorageError if what was written is not in the file that a restart would find."""
-        try:
-            status = (self.path / "data.mdb").stat()
-        except FileNotFoundError:
-            raise StorageError(f"segment {self.path}: its file was removed while the service runs") from None
-        if (status.st_dev, status.st_ino) != self._file:
-            raise StorageError(f"segment {self.path}: another file was put in its place while the service runs")
 
     @contextmanager
     def _fencing(self) -> Iterator[None]:
@@ -234,7 +234,7 @@ class Segment:
         with self._fencing(), self._inside(), _translated(self.path, self._system):
             with self._environment.begin(write=True) as transaction:
                 transaction.put(b"footer", pack_meta(footer), db=self._databases[b"meta"])
-            self._check_place()
+            self._place.check()
         self._system.crashpoint("seal.after_footer")
         self.sealed, self.footer = True, dict(footer)
         self._reopen()

@@ -16,7 +16,8 @@ from replaysvc.storage.system import System, disk_error
 from replaysvc.storage.table_store import TableStore
 
 DIRECTORIES = ("tables", "params", "tmp", "trash", "quarantine")
-_BUILD = re.compile(r"(?P<name>.+)\.tmp-[0-9a-f]{8}")  # what a copy is called until it is complete
+UNFINISHED = re.compile(r"(?P<name>.+)\.tmp-[0-9a-f]{8}")
+"""What a copy is called until it is complete."""
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,8 @@ def build_beside(what: str, source: Path, target: Path, system: System) -> Itera
 def remove_unfinished(directory: Path, system: System, *, of: str | None = None) -> None:
     """Removes the copies in a directory, or those `of` one name, whose processes ended before they were complete."""
     try:
-        found = [path for path in directory.iterdir() if (name := _BUILD.fullmatch(path.name)) and of in (None, name["name"])]
+        named = ((path, UNFINISHED.fullmatch(path.name)) for path in directory.iterdir())
+        found = [path for path, name in named if name and of in (None, name["name"])]
     except OSError:  # there is no directory yet
         return
     for path in found:
@@ -114,7 +116,7 @@ def _lock(directory: Path) -> int:
 
 def _check_target(what: str, source: Path, target: Path) -> None:
     where = target.resolve()
-    if _BUILD.fullmatch(target.name):
+    if UNFINISHED.fullmatch(target.name):
         raise StorageError(f"{what} {target}: expected another name; one that ends like this is of a copy that is not complete")
     if where == source.resolve() or source.resolve() in where.parents:
         raise StorageError(f"{what} {target}: expected a place outside of the store {source}")

@@ -26,6 +26,7 @@ _GONE_WITH = {  # what is lost with a state file, by the first part of its name
     "priorities": "the priorities of its steps start anew",
     "queue": "its queue does not give out what it had not given out yet",
     "holes": "steps that capacity took out of the middle may come back",
+    "capacity": "its bounds are those of the copy, or else those it was made with",
     "lost": "episodes that ended since their writer was gone are open until their leases end them again",
 }
 

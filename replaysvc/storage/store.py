@@ -26,12 +26,14 @@ from replaysvc.storage.descriptions import (
     pack_table,
     unpack_format,
 )
+from replaysvc.storage.disk_use import DiskUse
 from replaysvc.storage.ownership import Ownership
-from replaysvc.storage.params import ParamsStore
+from replaysvc.storage.params import DAMAGED_VERSION, ParamsStore
 from replaysvc.storage.snapshot import DIRECTORIES, remove_unfinished, write_snapshot
 from replaysvc.storage.store_system import StoreSystem
 from replaysvc.storage.system import System, disk_error, refuse_remote
 from replaysvc.storage.table_store import TableStore
+from replaysvc.views import DiskView
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +59,12 @@ class Store:
         self._format_lock = threading.Lock()
         self._tables: dict[str, TableStore] = {}
         self.quarantined_tables: dict[str, str] = {}
+        self.tables_in_quarantine: set[str] = set()  # since whenever
         self._ownership: Ownership | None = None
         try:
             self._ownership, written = self._claim(system or System())
             self._system = StoreSystem(system or System(), self.path, self._ownership, disk_reserve_bytes)
+            self._disk_use = DiskUse(self.path, disk_reserve_bytes, self._system)
             for name in DIRECTORIES:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("tmp", "trash"):
@@ -76,6 +80,7 @@ class Store:
             for table in sorted((self.path / "quarantine").glob("*-table*")):
                 if table.is_dir():
                     log.warning("%s holds a table that could not be opened; `replaysvc fsck` tells more", table)
+                    self.tables_in_quarantine.add(table.name.rpartition("-table")[0])
         except OSError as error:
             self._unlock()
             raise StorageError(f"store {self.path}: cannot be used: {error.strerror or error}") from error
@@ -232,6 +237,7 @@ class Store:
             target = target.with_name(f"{target.name}-again")
         log.error("table %s cannot be used and is moved to %s: %s", path.name, target, reason)
         self.quarantined_tables[path.name] = reason
+        self.tables_in_quarantine.add(path.name)
         self._system.rename(path, target)
 
     def put_params(self, name: str, version: int, data: bytes) -> None:
@@ -251,6 +257,17 @@ class Store:
     def params(self) -> dict[str, int]:
         """Returns the stored version of each parameter set."""
         return dict(self._params.versions)
+
+    def params_versions(self) -> dict[str, int]:
+        """Returns the stored version of each parameter set that is not known to be damaged."""
+        return {name: version for name, version in self.params().items() if version != DAMAGED_VERSION}
+
+    def disk(self) -> DiskView:
+        """Returns how the disk is, and what the store takes of it as of the last minute. Raises StorageError."""
+        try:
+            return self._disk_use.view()
+        except OSError as error:
+            raise disk_error(self.path, error) from error
 
     def snapshot(self, target: str | Path, states: Mapping[str, Mapping[str, bytes]]) -> None:
         """Makes a complete copy of the store at `target`, with the state files of `states` (by table) in place of its own.

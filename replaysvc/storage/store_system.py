@@ -103,6 +103,10 @@ class StoreSystem(System):
         """Returns the bytes that may still be written."""
         return self._inner.free_bytes(path)
 
+    def total_bytes(self, path: Path) -> int:
+        """Returns the size of the file system."""
+        return self._inner.total_bytes(path)
+
     def can_grow(self, path: Path) -> bool:
         """Returns whether the disk has room for one more page of a file."""
         return self._inner.can_grow(path)

@@ -121,6 +121,11 @@ class System:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def total_bytes(self, path: Path) -> int:
+        """Returns the size of the file system, with what is taken of it."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
+
     def reserve(self, path: Path, size: int) -> None:
         """Makes sure that the first `size` bytes of a file, made if absent, have their place on the disk."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

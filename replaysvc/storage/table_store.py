@@ -11,6 +11,7 @@ import numpy as np
 
 from replaysvc.errors import CapacityError, StorageError
 from replaysvc.storage.chain import Chain
+from replaysvc.storage.commit_times import CommitTimes
 from replaysvc.storage.deletions import COPIES, Deletions
 from replaysvc.storage.gone import LIST as REMOVED
 from replaysvc.storage.loading import Loading, advance
@@ -18,10 +19,12 @@ from replaysvc.storage.quarantine import LIST, Quarantine
 from replaysvc.storage.reclaiming import Reclaiming
 from replaysvc.storage.records import MAX_SESSIONS, NEXT_IDS, EpisodeEntry
 from replaysvc.storage.segment import FORMAT, NO_EPISODE, Segment
+from replaysvc.storage.segment_views import SegmentViews
 from replaysvc.storage.set_aside import held, unsalvaged
 from replaysvc.storage.state import StateFiles, write_state_files
 from replaysvc.storage.system import System
 from replaysvc.types import Array
+from replaysvc.views import TableStorage
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class TableStore:
         self._path, self._scratch, self._quarantine = path, scratch, quarantine
         self._system = system
         self._chain = Chain(self.name, trash, system)
+        self._times, self._views = CommitTimes(system.monotonic), SegmentViews(self._chain)
         self._open_episodes: dict[int, EpisodeEntry] = {}
         self._in_active: set[int] = set()  # open episodes whose entry the active segment holds
         self._sessions: dict[bytes, tuple[int, float]] = {}  # in order of their last use
@@ -184,7 +188,7 @@ class TableStore:
         touched = np.unique(index["episode_id"]).tolist()
         elsewhere = (number for number in touched if number not in self._in_active)
         carried = [self._open_episodes[number] for number in elsewhere if number in self._open_episodes]
-        segment.append(index, chunks, [*carried, *episodes], marks)
+        segment.append(index, chunks, [*carried, *episodes], marks, self._times)
         for session_id, mark in marks.items():
             self._sessions.pop(session_id, None)
             self._sessions[session_id] = mark
@@ -228,6 +232,17 @@ class TableStore:
     def sealed_segments(self) -> list[Path]:
         """Returns the directories of the sealed segments, oldest first: nothing in them changes any more."""
         return [segment.path for segment in self._chain.segments if segment.sealed]
+
+    def told(self, live_chunk_ids: Callable[[], Array]) -> TableStorage:
+        """Returns how the table lies on the disk. `live_chunk_ids` returns the sorted ids of the chunks that are in the table.
+
+        Takes no lock that a commit holds while it writes; reads a page or two of each segment, of a sealed one only once.
+        """
+        return TableStorage(
+            segments=self._views.views(np.asarray(live_chunk_ids(), np.int64)), readers=self._views.readers(),
+            commit_s=self._times.whole, sync_s=self._times.sync, quarantined_chunks=self.quarantined_chunks,
+            quarantined_segments=self.quarantined_segments, lost_segments=self.lost_segments,
+        )  # fmt: skip
 
     def read(self, chunk_ids: Array) -> list[bytes | None]:
         """Returns the bytes of chunks, None for one that is gone. One short transaction a segment, in key order."""

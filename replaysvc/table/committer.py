@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from replaysvc.config import StoreConfig
 from replaysvc.errors import CapacityError, UnavailableError
 from replaysvc.table.staging import AppendRequest
+from replaysvc.views import BacklogView
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Committer:
         self._queued_bytes = self._held_bytes = 0  # of the queue, and of all that is between `reserve` and the commit's end
         self._urgent = self._closing = False
         self._last_begin = -float("inf")
+        self._committing = 0  # requests of the commit under way, which began at `_last_begin`
         self._thread = threading.Thread(target=self._run, name="replaysvc-committer", daemon=True)
         self._thread.start()
 
@@ -80,6 +82,16 @@ class Committer:
             self._queued_bytes += size
             self._urgent |= request.urgent
             self._changed.notify()
+
+    @property
+    def backlog(self) -> BacklogView:
+        """Returns what is not durable yet: the requests that are queued, and those of the commit under way."""
+        with self._changed:
+            return BacklogView(
+                requests=len(self._queue) + self._committing, held_bytes=self._held_bytes,
+                limit_bytes=self._config.queue_bytes,
+                oldest_s=self._monotonic() - self._last_begin if self._committing else 0.0,
+            )  # fmt: skip
 
     def hurry(self) -> None:
         """Commits what is queued without gathering more."""
@@ -137,6 +149,7 @@ class Committer:
                 size += taken[-1][2]
             self._queued_bytes -= size
             self._taken += len(taken)
+            self._committing = len(taken)
             if not self._queue:
                 self._urgent = False
             return taken
@@ -157,6 +170,7 @@ class Committer:
         for target, requests in by_target.values():
             target.commit(requests)
         with self._changed:
+            self._committing = 0
             self._held_bytes -= sum(size for _, _, size in taken)
             self._room.notify_all()
         self._run_tasks()

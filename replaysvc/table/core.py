@@ -16,6 +16,8 @@ from replaysvc.limiter import LimiterState
 from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
 from replaysvc.storage import TableStore
+from replaysvc.table.actors import Actors
+from replaysvc.table.counting import Counting
 from replaysvc.table.leases import Leases
 from replaysvc.table.staging import EpisodeName, OpenEpisode
 from replaysvc.types import Array
@@ -49,6 +51,8 @@ class Core:
     lost: dict[EpisodeName, int]  # ids of episodes that the service ended: their writers are refused
     next_end: int  # number of the next of these ends
     holes: Array  # int64 [n, 2], positions that had been taken out when the table was opened
+    actors: Actors
+    counting: Counting
     state_lock: threading.Lock = field(default_factory=threading.Lock)  # who writes state files; taken before `changed`
     starving: list[int] = field(default_factory=list)  # of each batch that waits for inserts, by the limiter, its size
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
@@ -74,6 +78,7 @@ class Core:
         if place is not None:
             location, slot, overwritten = place
             gone = np.array(overwritten, np.int64).reshape(-1, 2)
+            self._count_evicted(gone[:, 0])
             self.index.note_cached(np.array([row]), np.array([location]), np.array([slot]), gone[:, 0], gone[:, 1])
 
     def cache_group(self, ring: int, rows: Array, group: DecodedGroup) -> None:
@@ -86,11 +91,19 @@ class Core:
             self.cache.widen_for(group.columns)
             self.index.forget_locations()
         for placed in self.cache.insert_group(ring, rows, group, chunks):
+            self._count_evicted(placed[3])
             self.index.note_cached(*placed)
+
+    def _count_evicted(self, rows: Array) -> None:
+        """Counts the chunks that made room in the cache, but for those that are not in the table any more."""
+        if rows.size:
+            self.counting.evictions += int(np.count_nonzero(rows >= self.index.chunks.base))
 
     def mark_dead(self, row: int) -> bool:
         """Leaves a chunk that cannot be read out of everything from now on; returns whether that is news."""
+        before = self.index.live_steps
         if not self.index.mark_dead(row):
             return False
+        self.counting.removed["damaged"] += before - self.index.live_steps
         self.samplers.take_out(np.array([row]), self.index.field("episode_id", [row]))
         return True

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from replaysvc.checks import check_number
+from replaysvc.checks import check_number, shown
 from replaysvc.codec import checksum_of
-from replaysvc.errors import ChunkCorruptError, NotFoundError
-from replaysvc.index.episode_records import episode_chunk_rows, first_stored_step, list_episodes, parse_metadata
+from replaysvc.errors import ChunkCorruptError, NotFoundError, SpecMismatchError
+from replaysvc.index.episode_list import list_episodes
+from replaysvc.index.episode_records import episode_chunk_rows, first_stored_step, parse_metadata
+from replaysvc.requests import EpisodeFilter
 from replaysvc.table.core import Core
 from replaysvc.types import Array, EpisodeRecord
 
@@ -24,20 +26,22 @@ class Reading:
     def __init__(self, core: Core, note_damage: Callable[[int, str], None]) -> None:
         self._core, self._note_damage = core, note_damage
 
-    def episodes(self, limit: int, before_id: int | None, actor: str | None, closed_only: bool) -> list[EpisodeRecord]:
-        """Returns the records of stored episodes, the newest first, with ids below `before_id`."""
+    def episodes(
+        self, limit: int, before_id: int | None, actor: str | None, closed_only: bool, where: EpisodeFilter | None = None
+    ) -> list[EpisodeRecord]:
+        """Returns the records of stored episodes that meet `where`, the newest first, with ids below `before_id`."""
         core = self._core
         limit = check_number("limit", limit, 1, 100_000)
+        below: int | None = (1 << 63) - 1
         if before_id is not None:
-            before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
+            below = check_number("before_id", before_id, 0, (1 << 63) - 1)
+        if where is not None and not isinstance(where, EpisodeFilter):
+            raise SpecMismatchError("where", "an EpisodeFilter or None", shown(where))
         complete: list[EpisodeRecord] = []
-        while len(complete) < limit:
+        while len(complete) < limit and below is not None:
             with core.changed:
                 core.check_open()
-                records = list_episodes(core.index, limit - len(complete), before_id, actor, closed_only)
-            if not records:
-                break
-            before_id = records[-1].episode_id
+                records, below = list_episodes(core.index, limit - len(complete), below, actor, closed_only, where)
             for record in records:
                 entry = core.store.read_episode_entry(record.episode_id)
                 if entry is not None:  # else removed meanwhile, or what is told of it is lost

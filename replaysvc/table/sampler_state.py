@@ -9,13 +9,14 @@ import json
 import logging
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from replaysvc.codec.zstd import Compressor, decompress
-from replaysvc.errors import ReplayError
+from replaysvc.config import TableConfig
+from replaysvc.errors import InvalidRequestError, ReplayError
 from replaysvc.index.table_index import DELETED, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.options import Limiter
@@ -28,6 +29,7 @@ from replaysvc.types import Array
 log = logging.getLogger(__name__)
 
 _MAIN, _HOLES, _LOST = "sampling", "holes", "lost"
+_CAPACITY = ("capacity", "capacity.copy")  # two, for if bounds were lost, the old ones would remove what the new ones keep
 _ARRAY = struct.Struct("<qQ")  # first position, bytes before zstd
 _LEVEL = 1  # priorities hardly compress; this is for speed
 
@@ -66,6 +68,34 @@ def take(core: Core) -> State:
         "inserted": limiter.inserted, "sampled": limiter.sampled, "limiter": limiter.options.to_json(),
     }  # fmt: skip
     return State(main, arrays)
+
+
+def take_capacity(config: TableConfig) -> State:
+    """Returns the bounds of a configuration: steps, bytes and episodes, -1 for none."""
+    bounds = np.array([-1 if bound is None else bound for bound in _bounds(config).values()], np.int64)
+    return State({}, {name: (0, bounds) for name in _CAPACITY})
+
+
+def settled(store: TableStore, config: TableConfig, limiter: Limiter) -> TableConfig:
+    """Returns the configuration that a table was made with as it was changed since, by `limiter` and the bounds that are saved.
+
+    Where these do not go together, since one of them is lost, the limiter gives way: no step is removed for it.
+    """
+    names = set(store.state_names())
+    found = [_read(store, name, np.int64) for name in _CAPACITY if name in names]
+    saved = [bounds for _, bounds in filter(None, found) if len(bounds) == len(_bounds(config))]
+    numbers = [None if bound < 0 else bound for bound in saved[0].tolist()] if saved else list(_bounds(config).values())
+    bounded: dict[str, Any] = dict(zip(_bounds(config), numbers, strict=True))
+    for each in (limiter, config.limiter):
+        try:
+            return replace(config, limiter=each, **bounded)
+        except InvalidRequestError as error:
+            log.error("table %s: its saved limiter and capacity do not go together: %s", store.name, error)
+    return replace(config, limiter=Limiter(), **bounded)
+
+
+def _bounds(config: TableConfig) -> dict[str, int | None]:
+    return {name: getattr(config, name) for name in ("capacity_steps", "capacity_bytes", "capacity_episodes")}
 
 
 def take_lost(lost: Mapping[int, int]) -> State:

@@ -84,16 +84,17 @@ class Sampling:
                 attempts, corrupt = 1, core.counts["corrupt"]
             with core.changed:
                 self._wait_ready(count, what, sampler, deadline)
-                rng = core.rng if seed is None else np.random.default_rng(seed)
+                rng, began = core.rng if seed is None else np.random.default_rng(seed), time.perf_counter()
                 plan = make_plan(
                     core.index, core.samplers, sampler, rng, count, what, layout, beta, self._most_steps, batches
                 )
                 if plan is not None:
+                    core.counting.stages["index"].observe(time.perf_counter() - began)
                     core.limiter.count_sample(count)
                     core.changed.notify_all()
                     columns = None
                     try:
-                        columns = self._take_cached(plan, allocate)
+                        columns = self._take_cached(plan, sampler, allocate)
                     except BaseException:  # no batch, so none was taken
                         self._give_back(sampler, what, plan)
                         raise
@@ -102,7 +103,7 @@ class Sampling:
             if plan is None:
                 continue
             try:
-                columns = self._gather(plan, allocate)
+                columns = self._gather(plan, sampler, allocate)
             except StorageError as error:  # of a read: it says nothing of what is stored, and may pass
                 log.warning("table %s: chunks cannot be read now: %s", core.name, error)
                 unreadable = error
@@ -168,11 +169,12 @@ class Sampling:
             core.starving.append(batch_size)
             core.changed.notify_all()  # of two that would wait for each other for ever, the insert goes on
             try:
-                core.changed.wait(left)
+                with core.counting.waiting("sample"):
+                    core.changed.wait(left)
             finally:
                 core.starving.remove(batch_size)
 
-    def _take_cached(self, plan: Plan, allocate: Allocate) -> list[BatchColumn] | None:
+    def _take_cached(self, plan: Plan, sampler: str, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan if all of it is cached, and it is not so large that it is taken in parts. The lock
         is held."""
         core = self._core
@@ -181,22 +183,27 @@ class Sampling:
             return None
         columns = self._columns(plan, Fetched(), core.clock(), allocate)
         core.counts["hits"] += len(plan.drawn.positions)
-        self._count(plan)
+        self._count(plan, sampler)
         return columns
 
-    def _count(self, plan: Plan) -> None:
-        self._core.counts["calls"] += 1
-        self._core.counts["items"] += len(plan.drawn.positions)
+    def _count(self, plan: Plan, sampler: str) -> None:
+        core = self._core
+        core.counts["calls"] += 1
+        core.counts["items"] += len(plan.drawn.positions)
+        core.counting.count_batch(sampler, plan, core.index.head)
 
     def _columns(
         self, plan: Plan, fetched: Fetched, now_s: float, allocate: Allocate
     ) -> list[BatchColumn]:
         """Returns the columns of a plan, of which nothing is missing. The lock is held."""
-        core = self._core
+        core, began = self._core, time.perf_counter()
         source = Source(core.index, core.cache, core.signature, fetched, now_s, allocate)
-        return gather_transitions(plan, source) if isinstance(plan.what, Transitions) else gather_sequences(plan, source)
+        gather = gather_transitions if isinstance(plan.what, Transitions) else gather_sequences
+        columns = gather(plan, source)
+        core.counting.stages["assemble"].observe(time.perf_counter() - began)
+        return columns
 
-    def _gather(self, plan: Plan, allocate: Allocate) -> list[BatchColumn] | None:
+    def _gather(self, plan: Plan, sampler: str, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan, or None if some of its chunks are gone and it must be drawn again.
 
         A batch that would hold the lock, or memory for chunks that are not cached, for long is gathered in parts.
@@ -220,7 +227,7 @@ class Sampling:
                 return None
             parts.append(columns)
         with core.changed:
-            self._count(plan)
+            self._count(plan, sampler)
         if len(parts) == 1:
             return parts[0]
         specs = {name: spec for spec in core.signature.columns for name in (spec.name, f"next_{spec.name}")}
@@ -286,6 +293,8 @@ class Sampling:
             damaged = [(chunk_id, reason) for row, chunk_id, reason in found.bad if core.mark_dead(row)]
             core.counts["corrupt"] += len(damaged)
             if found.group is not None:
+                core.counting.stages["read"].observe(found.read_s)
+                core.counting.stages["decompress"].observe(found.decode_s)
                 fetched.groups.append((missing, found.group))
         for chunk_id, reason in damaged:  # not what was removed meanwhile
             core.store.quarantine_chunk(chunk_id, reason)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,17 @@ class AppendRequest:
     done: "Future[int]" = field(default_factory=Future)
 
 
+class Written(NamedTuple):
+    """What a session of an actor adds: steps, and the episodes that end with one of them. policy_version: the newest."""
+
+    session_id: bytes
+    actor: str
+    steps: int
+    terminated: int
+    truncated: int
+    policy_version: int
+
+
 @dataclass(slots=True)
 class Staged:
     """Accepted chunks in commit order, with all that the store and the index need to know of them."""
@@ -61,6 +73,7 @@ class Staged:
     entries: list[EpisodeEntry] = field(default_factory=list)
     sessions: dict[bytes, int] = field(default_factory=dict)
     open: dict[EpisodeName, OpenEpisode | None] = field(default_factory=dict)  # None: closed by this commit
+    written: list[Written] = field(default_factory=list)
     duplicates: int = 0
 
     def index(self) -> Array:
@@ -173,11 +186,20 @@ def stage(
     staged.returns += returns
     staged.entries += entries
     if taken:
+        staged.written.append(_written(request, taken))
         staged.sessions[session] = last
         if request.epoch is not None:
             staged.sessions[epoch_mark(request.actor)] = request.epoch
     staged.open.update({(session, key): episode for key, episode in episodes.items()})
     staged.duplicates += duplicates
+
+
+def _written(request: AppendRequest, taken: Sequence[int]) -> Written:
+    infos = [request.decoded[place].header.info for place in taken]
+    return Written(
+        request.session_id, request.actor, sum(info.n_steps for info in infos), sum(info.terminated for info in infos),
+        sum(info.truncated and not info.terminated for info in infos), max(info.policy_version for info in infos),
+    )  # fmt: skip
 
 
 def stage_all(

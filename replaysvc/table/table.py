@@ -25,18 +25,21 @@ from replaysvc.errors import (
     WaitTimeoutError,
 )
 from replaysvc.index.episode_records import end_lost
-from replaysvc.index.table_index import TableIndex
+from replaysvc.index.table_index import DEAD, TableIndex
 from replaysvc.limiter import LimiterState
 from replaysvc.options import LostActor
 from replaysvc.sampling.drawing import Samplers
 from replaysvc.spec import Signature
 from replaysvc.storage import System, TableStore
 from replaysvc.table import sampler_state
+from replaysvc.table.actors import Actors
 from replaysvc.table.committer import Committer
 from replaysvc.table.core import Core
+from replaysvc.table.counting import Counting
 from replaysvc.table.endings import Endings
 from replaysvc.table.initial import InitialPriorities
 from replaysvc.table.leases import Leases
+from replaysvc.table.looking import Looking
 from replaysvc.table.reading import Reading
 from replaysvc.table.sampling import Sampling
 from replaysvc.table.staging import (
@@ -51,6 +54,8 @@ from replaysvc.table.staging import (
 )
 from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, TableStats
+from replaysvc.views import TableStorage
+from replaysvc.views import TableCounts
 
 log = logging.getLogger(__name__)
 
@@ -85,13 +90,17 @@ class Table:
         saved = sampler_state.saved_number(store, "head")
         since = loaded.index[loaded.index["position"] >= saved]  # positions that were skipped after a loss are no steps
         sampler_state.restore(store, samplers, limiter, rng, min(index.head, saved + int(since["n_steps"].sum())))
+        self.actors = Actors(self._changed, system.monotonic, index, open_episodes)
+        config = sampler_state.settled(store, config, limiter.options)
+        limiter.set_options(config.limiter)
         self._core = Core(
-            self.name, self.signature, config.limited(limiter.options), store, ChunkDecoder(self.signature), system.time,
+            self.name, self.signature, config, store, ChunkDecoder(self.signature), system.time,
             self._changed, index, Cache(self.signature, *cache_bytes), samplers, limiter, rng, open_episodes,
             loaded.next_episode_id,
             Leases(system.monotonic, config.lease_s if config.lost_actor is LostActor.TRUNCATE else None, open_episodes),
             {(entry.session_id, entry.episode_key): entry.episode_id for entry in loaded.episodes if entry.episode_id in lost},
             max(sampler_state.saved_number(store, "ends"), *(end + 1 for end in lost.values()), 0), holes,
+            self.actors, Counting(self.signature),
         )  # fmt: skip
         for at in np.flatnonzero(np.isin(index.chunks["chunk_id"], loaded.damaged)).tolist():
             self._core.mark_dead(at + index.chunks.base)
@@ -102,9 +111,10 @@ class Table:
         self._endings = Endings(self._core, committer)
         self.draw, self.update_priorities = sampling.draw, sampling.update_priorities
         self.delete_episodes, self.set_limiter = self._upkeep.delete_episodes, self._upkeep.set_limiter
+        self.set_capacity = self._upkeep.set_capacity
         self.save_state, self.whole_state = self._upkeep.save_state, self._upkeep.whole_state
         self.note_damage = self._upkeep.note_damage
-        reading = Reading(self._core, self.note_damage)
+        self.looking, reading = Looking(self._core), Reading(self._core, self.note_damage)
         self.episodes, self.episode_chunks = reading.episodes, reading.episode_chunks
         self.first_step, self.cut_at = reading.first_step, reading.cut_at
         self.compact, self.end_lost, self.excuse_leases = self._upkeep.compact, self._endings.end_lost, self._endings.excuse
@@ -112,7 +122,7 @@ class Table:
 
     @property
     def config(self) -> TableConfig:
-        """Returns the table's configuration, with the limiter that holds now."""
+        """Returns the table's configuration, with the limiter and the capacity that hold now."""
         return self._core.config
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -136,6 +146,7 @@ class Table:
                 self._sessions[epoch_mark(actor)] = epoch
                 taken_over = self._endings.others_open(actor, session_id)
             self._core.leases.renew(session_id, alive)
+            self.actors.meet(session_id, actor)
             last = self._sessions.get(session_id, -1)
         if taken_over:
             self._endings.end_episodes(taken_over)
@@ -145,6 +156,7 @@ class Table:
         """Notes that a session's writers go on with these open episodes, by their keys."""
         with self._changed:
             self._core.leases.renew(session_id, alive)
+            self.actors.hear(session_id)
 
     def submit(
         self, session_id: bytes, actor: str, chunks: Sequence[tuple[int, bytes]], *, urgent: bool, wait_s: float = 0.0,
@@ -203,7 +215,8 @@ class Table:
                 left = deadline - time.monotonic()
                 if left <= 0 or core.ending:
                     raise LimitedError(f"table {self.name}: {waiting}")
-                self._changed.wait(left)
+                with core.counting.waiting("insert"):
+                    self._changed.wait(left)
 
     def _withdraw(self, admitted: int) -> None:
         with self._changed:
@@ -278,6 +291,9 @@ class Table:
                 self._core.cache_chunk(Cache.RECENT, row, chunk)
             self._core.samplers.insert(added, self._initial.of(staged.decoded))
             self._core.limiter.count_insert(int(index["n_steps"].sum()))
+            self._core.counting.count_written(staged.written)
+            self._core.counting.count_committed([chunk.header for chunk in staged.decoded])
+            self.actors.count(staged.written)
             self._core.counts["commits"] += 1
             self._changed.notify_all()
 
@@ -309,7 +325,30 @@ class Table:
                 ready=not waiting, waiting_for=waiting, lost_actor_episodes_total=counts["lost"],
                 limiter=limiter.options.to_json() | {"inserted": limiter.inserted, "sampled": limiter.sampled},
                 queues={name: queue.available for name, (_, queue) in core.samplers.queues.items()},
+                inserting_waits_for=limiter.insert_waits(1, index.live_steps),
             )  # fmt: skip
+
+    def counted(self) -> TableCounts:
+        """Returns what else was counted since the process started."""
+        core = self._core
+        with self._changed:
+            core.check_open()
+            return core.counting.view(
+                inserting_waits_for=core.limiter.insert_waits(1, core.index.live_steps), lost_actors=core.counts["lost"],
+                cache_budget_bytes=core.cache.budget_bytes,
+            )
+
+    def storage(self) -> TableStorage:
+        """Returns how the table lies on the disk."""
+
+        def live() -> Array:
+            with self._changed:
+                self._core.check_open()
+                chunks = self._core.index.chunks
+                ids: Array = chunks["chunk_id"][(chunks["flags"] & DEAD) == 0]  # they rise with rows
+            return ids
+
+        return self._store.told(live)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
 """What goes and what is remembered: capacity, deletion, the disk space of both, and the state of samplers and limiter."""
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,9 +40,10 @@ class Upkeep:
         """Removes what is over capacity; segments that hold nothing else leave the disk."""
         core = self._core
         with core.changed:
-            before = core.index.stored_bytes
+            before, steps = core.index.stored_bytes, core.index.live_steps
             if not remove_excess(core.index, core.samplers, core.config):
                 return
+            core.counting.removed["capacity"] += steps - core.index.live_steps
             self._holes += before - core.index.stored_bytes
             kept = core.index.first_chunk_id
             self._forget_removed_episodes()
@@ -79,13 +82,13 @@ class Upkeep:
             return False
         return True
 
-    def _save_removed(self) -> None:
-        """Saves what was removed, and all else but the priorities. Raises CapacityError, StorageError."""
+    def _save_removed(self, more: sampler_state.State | None = None) -> None:
+        """Saves what was removed, all else but the priorities, and `more`. Raises CapacityError, StorageError."""
         core = self._core
         with core.state_lock:
             with core.changed:
                 state = sampler_state.take(core)
-            core.store.write_states(state.pack())
+            core.store.write_states(state.pack() | (more.pack() if more is not None else {}))
             self._saved = state.main
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
@@ -117,10 +120,11 @@ class Upkeep:
         gone = set(ids.tolist())
         with core.changed:
             core.check_open()
-            before = core.index.stored_bytes
+            before, steps = core.index.stored_bytes, core.index.live_steps
             remove_episodes(core.index, core.samplers, ids)
             self._holes += before - core.index.stored_bytes
             core.counts["deleted_episodes"] += len(ids)
+            core.counting.removed["deleted"] += steps - core.index.live_steps
             for name in [name for name, episode in core.open_episodes.items() if episode.episode_id in gone]:
                 del core.open_episodes[name]
                 core.leases.end(name)
@@ -193,6 +197,34 @@ class Upkeep:
             core.changed.notify_all()
         self.save_state()
 
+    def set_capacity(
+        self, *, capacity_steps: int | None, capacity_bytes: int | None, capacity_episodes: int | None
+    ) -> None:
+        """Puts other bounds in the place of the table's, durably, and removes what is over them at once.
+
+        Raises:
+          InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
+          CapacityError, StorageError: that cannot be noted now; nothing is changed.
+        """
+        bounds = {
+            "capacity_steps": capacity_steps, "capacity_bytes": capacity_bytes, "capacity_episodes": capacity_episodes,
+        }  # fmt: skip
+        self._committer.run(lambda: self._set_capacity(bounds))  # where nothing else is removed meanwhile
+
+    def _set_capacity(self, bounds: Mapping[str, Any]) -> None:
+        core = self._core
+        with core.changed:
+            core.check_open()
+            before = core.config
+            core.config = replace(before, **bounds)
+        try:  # with what the old bounds removed, which must not come back under larger ones
+            self._save_removed(sampler_state.take_capacity(core.config))
+        except BaseException:
+            with core.changed:
+                core.config = replace(core.config, **{name: getattr(before, name) for name in bounds})
+            raise
+        self.remove_excess()
+
     def save_state(self) -> None:
         """Saves what changed of priorities, queues, counts and generator: all of it, some blocks of priorities at a time."""
         core = self._core
@@ -224,4 +256,5 @@ class Upkeep:
             core.check_open()
             state = sampler_state.take(core)
             blocks = sampler_state.take_blocks(core, core.samplers.all_blocks())
-        return state.pack() | blocks.pack()
+            capacity = sampler_state.take_capacity(core.config)
+        return state.pack() | blocks.pack() | capacity.pack()

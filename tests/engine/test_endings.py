@@ -172,17 +172,17 @@ def test_process_that_stood_still_ends_nobodys_episode(tmp_path):
     with Replay(tmp_path / "s", system=clock) as replay:
         table = replay.create_table("t", SCALARS, TableConfig(lease_s=30))
         open_episode(table, 2).close()
-        looked_at = replay._looked_at
+        looked_at = replay._keepers._looked_at
         clock.ahead_s = 3600.0  # as after SIGSTOP and SIGCONT
         deadline = time.monotonic() + 20
-        while replay._looked_at < looked_at + 3600.0 + 0.5:  # it has looked twice since
+        while replay._keepers._looked_at < looked_at + 3600.0 + 0.5:  # it has looked twice since
             assert time.monotonic() < deadline
             time.sleep(0.02)
         assert table.stats().open_episodes == 1
         for _ in range(40):  # the same time in which it was awake: leases run
             clock.ahead_s += 1.0
-            seen = replay._looked_at
-            while replay._looked_at == seen:
+            seen = replay._keepers._looked_at
+            while replay._keepers._looked_at == seen:
                 assert time.monotonic() < deadline + 40
                 time.sleep(0.02)
         assert (table.stats().open_episodes, table.stats().lost_actor_episodes_total) == (0, 1)

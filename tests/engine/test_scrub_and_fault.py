@@ -45,7 +45,7 @@ def test_scrub_finds_damage_before_it_is_drawn_and_it_stays_known(tmp_path):
     damage_chunk(tmp_path / "s", 2)
     with Replay(tmp_path / "s", FAST) as replay:
         table = replay.table("t")
-        wait_until(lambda: table.stats().quarantined_chunks == 1)
+        wait_until(lambda: list((tmp_path / "s" / "quarantine").glob("t-chunk-*")))
         stats = table.stats()
         assert (stats.steps, stats.corrupt_chunks_total, stats.cache_misses_total) == (39, 1, 0)
         assert len(list((tmp_path / "s" / "quarantine").glob("t-chunk-*"))) == 1

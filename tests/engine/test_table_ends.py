@@ -329,6 +329,8 @@ writer.begin(0)
 writer.append(0, 0.0, 1)
 writer.flush()
 replay._lock.acquire(), table._engine._changed.acquire(), writer._lock.acquire()  # as a thread may hold them at a fork
+jobs = replay.jobs
+jobs._lock.acquire()
 pid = os.fork()
 if not pid:
     status = 1
@@ -337,7 +339,8 @@ if not pid:
             replay.tables, lambda: replay.table("t"), lambda: replay.create_table("u", SCALARS),
             lambda: replay.delete_table("t"), lambda: replay.put_params("p", b"", version=1),
             lambda: replay.snapshot(sys.argv[1] + "-copy"), table.stats, lambda: table.sample(1), table.writer, table.compact,
-            lambda: writer.append(1, 0.0, 2), writer.flush,
+            lambda: writer.append(1, 0.0, 2), writer.flush, lambda: table.delete_episodes([0]), replay.disk, replay.backlog,
+            replay.scrub, replay.start_scrub, replay.snapshots, replay.params_versions,
         )
         for call in calls:
             try:
@@ -346,13 +349,14 @@ if not pid:
                 assert f"process {os.getppid()}" in str(error), error
             else:
                 raise AssertionError("a child used its parent's store")
+        assert replay.jobs.views() == []
         writer.close()
         replay.close()
         status = 0
     finally:
         os._exit(status)
 assert os.waitpid(pid, 0)[1] == 0, "the child failed"
-replay._lock.release(), table._engine._changed.release(), writer._lock.release()
+jobs._lock.release(), replay._lock.release(), table._engine._changed.release(), writer._lock.release()
 writer.append(1, 0.0, 2, terminated=True)
 writer.close()
 assert table.stats().steps == 2

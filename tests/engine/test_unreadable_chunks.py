@@ -6,7 +6,7 @@ import pytest
 
 from replaysvc import StoreConfig, TableConfig
 from replaysvc.errors import CapacityError, ChunkCorruptError, NotFoundError, StorageError, UnavailableError
-from replaysvc.index.episode_records import list_episodes
+from replaysvc.index.episode_list import list_episodes
 from replaysvc.replay import Replay
 from replaysvc.storage import System
 from replaysvc.storage.segment import Segment
@@ -202,6 +202,6 @@ def test_episode_whose_record_is_lost_is_nobodys(tmp_path):
     with Replay(tmp_path / "s") as replay:
         table = replay.table("t")
         assert [record.episode_id for record in table.episodes(actor="a")] == [1]
-        records = list_episodes(table._engine._core.index, 10, None, None, False)
+        records, _ = list_episodes(table._engine._core.index, 10, 2, None, False, None)
         assert [(record.episode_id, record.actor) for record in records] == [(1, "a"), (0, "")]
         assert len(table.read_episode(0)["reward"]) == 3

@@ -15,6 +15,7 @@ from replaysvc.codec import ChunkEncoder
 from replaysvc.errors import CapacityError, StorageError
 from replaysvc.replay import Replay
 from replaysvc.storage import System
+from replaysvc.storage.commit_times import CommitTimes
 from replaysvc.storage.segment import Segment
 from tests.builders import SCALARS, write_episodes
 from tests.chunk_builders import make_info
@@ -212,7 +213,7 @@ def test_table_that_is_deleted_under_an_append_is_not_opened_again(path):
     (segment,) = table._chain.segments
     segment.close()
     with pytest.raises(StorageError):
-        segment.append(index(3, 4), [chunk(3)], [], {})
+        segment.append(index(3, 4), [chunk(3)], [], {}, CommitTimes(System().monotonic))
     assert segment.fault == ""
     store.close()
 

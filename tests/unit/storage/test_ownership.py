@@ -9,7 +9,7 @@ import pytest
 
 from replaysvc.errors import StorageError
 from replaysvc.storage.ownership import Ownership
-from replaysvc.storage.segment import Segment
+from replaysvc.storage.place import Place
 from tests.store_builders import append, append_each, check, chunk, make_table, open_store, reopen, segments
 
 
@@ -109,7 +109,7 @@ def test_append_to_a_file_that_no_restart_would_find_is_not_acknowledged(path, c
 )
 def test_without_looking_the_append_would_be_acknowledged_and_lost(path, change, guards, monkeypatch):
     monkeypatch.setattr(Ownership, "check", lambda self: None)
-    monkeypatch.setattr(Segment, "_check_place", lambda self: None)
+    monkeypatch.setattr(Place, "check", lambda self: None)
     store, table = make_table(path)
     append(table, 0, 3)
     change(segments(path)[-1] if guards == "place" else path)

@@ -11,6 +11,7 @@ from replaysvc.storage import System, scrub
 from replaysvc.storage.pages import Pages
 from replaysvc.storage.records import KEY
 from replaysvc.storage.scrub import Scrub
+from replaysvc.views import ScrubView
 from tests.store_builders import BIG, NOW, append_each, chunk, make_table, segments
 from tests.unit.maintenance.test_fsck import PAGE, change, flip, overwrite, place_of
 
@@ -219,3 +220,127 @@ def test_file_stays_the_same_for_who_reads_it_when_it_is_scrubbed(path):
             before = pages.value(item)
             pages.forget(item)
             assert pages.value(item) == before
+
+
+# -- rounds that somebody asks for ----------------------------------------------------------------------------------------
+
+
+class Asker:
+    """Notes what it is told of the round that it asked for."""
+
+    def __init__(self):
+        self.progressed, self.ended = [], []
+
+    def progress(self, done, whole):
+        self.progressed.append((done, whole))
+
+    def finish(self, message):
+        self.ended.append(("finished", message))
+
+    def fail(self, reason):
+        self.ended.append(("failed", reason))
+
+
+def whole_bytes(path):
+    return sum((segment / "data.mdb").stat().st_size for segment in segments(path)[:-1])
+
+
+def test_round_asked_for_begins_at_once_and_is_told_of_until_its_end(made, path):
+    it, asker, whole = made(), Asker(), whole_bytes(path)
+    run_round(it)
+    it.scrub.start(asker)
+    took = run_round(it)
+    assert took == pytest.approx(SEALED_BYTES / 1e6, rel=0.01)
+    assert asker.ended == [("finished", f"read {whole} bytes; nothing is damaged")]
+    assert asker.progressed == sorted(asker.progressed)
+    assert {size for _, size in asker.progressed} == {whole}
+    assert SEALED_BYTES - BIG < asker.progressed[-1][0] <= whole
+    told = len(asker.progressed)
+    it.clock.now += 3600
+    run_round(it)  # one of its own accord
+    assert (len(asker.progressed), len(asker.ended)) == (told, 1)
+
+
+def test_with_a_rate_of_zero_only_what_is_asked_for_runs_at_ten_mib_a_second(made):
+    it, asker = made(rate=0), Asker()
+    assert not it.scrub.view.running
+    it.scrub.start(asker)
+    assert it.scrub.view.running
+    assert run_round(it) == pytest.approx(SEALED_BYTES / (10 << 20), rel=0.01)
+    assert len(asker.ended) == 1
+    assert not it.scrub.view.running
+    it.clock.now += 7200
+    assert it.scrub.step() == 10.0
+    assert it.scrub.progress.bytes_total == SEALED_BYTES
+
+
+def test_round_asked_for_in_the_middle_of_another_begins_from_the_start(made):
+    """The first asker's round reads one chunk; then there is one round for both."""
+    it, first, second = made(), Asker(), Asker()
+    it.scrub.start(first)
+    it.scrub.step()
+    read = it.scrub.progress.bytes_total
+    assert 0 < read < SEALED_BYTES / 2
+    it.scrub.start(second)
+    it.scrub.step()
+    assert it.scrub.progress.bytes_total == 2 * read
+    run_round(it)
+    assert it.scrub.progress.bytes_total == read + SEALED_BYTES
+    assert (it.scrub.progress.rounds, len(first.ended), len(second.ended)) == (1, 1, 1)
+
+
+def test_damage_known_before_is_found_again_by_who_asks_if_it_is_still_there(made, path):
+    """Two chunks are damaged, of which one is whole again when somebody asks."""
+    segment = segments(path)[1]
+    places = [place_of(segment, chunk(k, BIG)) + 5_000 for k in (4, 5)]
+    for place in places:
+        flip(segment / "data.mdb", place)
+    it, asker = made(), Asker()
+    run_round(it)
+    flip(segment / "data.mdb", places[1])
+    it.scrub.start(asker)
+    run_round(it)
+    assert asker.ended == [("finished", f"read {whole_bytes(path)} bytes; damaged: 1")]
+    assert (len(it.told), it.scrub.view.damaged) == (2, 2)
+
+
+def test_round_that_ends_before_its_time_fails_for_all_who_asked(made):
+    it, under_way, waiting = made(), Asker(), Asker()
+    it.scrub.start(under_way)
+    it.scrub.step()
+    it.scrub.start(waiting)
+    it.scrub.stop("the store is closed")
+    assert under_way.ended == waiting.ended == [("failed", "the store is closed")]
+    assert it.scrub.progress.rounds == 0
+
+
+def test_round_that_breaks_fails_and_does_not_count(made, path):
+    it, asker = made(), Asker()
+
+    def broken():
+        raise RuntimeError("no tables")
+
+    it.scrub._tables, tables = broken, it.scrub._tables
+    it.scrub.start(asker)
+    with pytest.raises(RuntimeError):
+        it.scrub.step()
+    assert asker.ended == [("failed", "RuntimeError: no tables")]
+    it.scrub._tables = tables
+    again = Asker()
+    it.scrub.start(again)
+    run_round(it)
+    assert (it.scrub.progress.rounds, len(again.ended)) == (1, 1)
+
+
+def test_view_tells_bytes_and_when_a_round_last_ended(made, path):
+    it, whole = made(), whole_bytes(path)
+    assert it.scrub.view == ScrubView(
+        running=True, done_bytes=0, whole_bytes=0, rounds=0, damaged=0, finished_at_s=None
+    )  # fmt: skip
+    it.scrub.step()
+    now = it.scrub.view
+    assert 0 < now.done_bytes < now.whole_bytes == whole
+    took = run_round(it)
+    assert it.scrub.view == ScrubView(
+        running=True, done_bytes=whole, whole_bytes=whole, rounds=1, damaged=0, finished_at_s=pytest.approx(NOW + 1000 + took),
+    )  # fmt: skip
