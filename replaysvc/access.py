@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -59,8 +59,10 @@ MAY: dict[str, frozenset[Role]] = {
     "SampleLarge": _LEARNING,
     "UpdatePriorities": _LEARNING,
     "SetLimiter": _LEARNING,
+    "SetCapacity": _ADMIN,
     "DeleteEpisodes": _ADMIN,
     "TableStats": _ALL,  # actors keep pace with the learner by it
+    "Activity": _LOOKING,
     "ListEpisodes": _LOOKING,
     "ReadEpisode": _LOOKING,
     "PutParams": _MAKING,
@@ -70,6 +72,29 @@ MAY: dict[str, frozenset[Role]] = {
     "Compact": _ADMIN,
 }
 """Method -> the roles that may call it. One that is not here is refused to everyone."""
+
+PAGES: dict[str, frozenset[Role]] = {
+    "session": _ALL,  # who asks is told who it is
+    **dict.fromkeys(
+        (
+            "openapi", "metrics", "overview", "history", "tables", "table", "ages", "columns", "sampler", "episodes",
+            "episode-points", "episode", "steps", "priorities", "image", "strip", "actors", "learners", "storage", "jobs",
+        ), _LOOKING,
+    ),
+    "configuration": _ADMIN,
+    "log": _ADMIN,  # it names callers
+    "delete-table": _ADMIN,
+    "delete-episodes": _ADMIN,
+    "limiter": _ADMIN,
+    "capacity": _ADMIN,
+    "compact": _ADMIN,
+    "snapshot": _ADMIN,
+    "scrub": _ADMIN,
+}  # fmt: skip
+"""Page of the admin door, or what is done there -> the roles that may. What is in neither table is refused to everyone."""
+
+OPEN_PAGES = frozenset({"index", "static", "livez", "readyz"})
+"""Pages that everyone may load: they hold no data, or tell whether the service is up and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +110,7 @@ ANYONE = Identity("anyone", Role.ADMIN)
 
 
 def check_role(caller: Identity, method: str, table: Mapping[str, frozenset[Role]] = MAY) -> None:
-    """Refuses what the caller's role may not do. `table`: as `MAY`.
+    """Refuses what the caller's role may not do, by a table of methods or pages.
 
     Raises:
       PermissionDeniedError: names the roles that may.
@@ -94,6 +119,16 @@ def check_role(caller: Identity, method: str, table: Mapping[str, frozenset[Role
     if caller.role not in may:
         roles = " or ".join(sorted(may)) or "none: nobody may call it"
         raise PermissionDeniedError(f"{method}: expected the role {roles}, found {caller.role} (of {caller.name})")
+
+
+def bearer(values: Sequence[str]) -> str | None:
+    """Returns the secret in the `authorization` values of a call, None if there are none. Raises UnauthenticatedError."""
+    if not values:
+        return None
+    scheme, _, secret = values[0].partition(" ")
+    if len(values) > 1 or scheme.lower() != "bearer" or not secret:
+        raise UnauthenticatedError("authorization: expected one 'Bearer TOKEN', found something else")
+    return secret
 
 
 @dataclass(frozen=True, slots=True)

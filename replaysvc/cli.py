@@ -5,13 +5,8 @@ argument; 3 the store cannot be used; 4 the address cannot be bound, or no serve
 """
 
 import json
-import logging
-import os
-import signal
-import socket
 import sys
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,16 +17,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 import replaysvc
-from replaysvc.access import Access, Role, append_token, new_token
+from replaysvc.access import Role, append_token, new_token
 from replaysvc.checks import shown
 from replaysvc.config import StoreConfig
 from replaysvc.errors import InvalidRequestError, ReplayError, StorageError, StoreLockedError, UnavailableError
+from replaysvc.logs import start_logging
 from replaysvc.replay import Replay
-from replaysvc.rpc.limits import allowed_memory, most_memory, report_memory
-from replaysvc.rpc.server import Server
-from replaysvc.rpc.tls import TlsFiles
-from replaysvc.settings import LOG_LEVELS, Settings, load
-from replaysvc.storage import System
+from replaysvc.serving import run_service
+from replaysvc.settings import LOG_FORMATS, LOG_LEVELS, load
 from replaysvc.types import TableStats
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -102,6 +95,11 @@ def serve(
     faulted_cache_bytes: Annotated[int | None, typer.Option(help="RAM for decoded chunks read back from disk")] = None,
     snapshot_dir: Annotated[str | None, typer.Option(help="directory for the snapshots that clients ask for")] = None,
     log_level: Annotated[str | None, typer.Option(help=f"{', '.join(LOG_LEVELS)} [default: info]")] = None,
+    log_format: Annotated[str | None, typer.Option(help=f"{', '.join(LOG_FORMATS)} [default: text]")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="TCP port of the dashboard, its API, metrics and probes")] = None,
+    admin_host: Annotated[str | None, typer.Option(help="address to bind for it [default: 127.0.0.1]")] = None,
+    admin_names: Annotated[str | None, typer.Option(help="host names that browsers may call it by, as in a,b")] = None,
+    reflection: Annotated[bool, typer.Option("--reflection", help="let gRPC tools ask what methods there are")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="allow an address that others reach, unprotected")] = False,
 ) -> None:
     """Serve a store until SIGTERM or SIGINT. Every option is also a setting: REPLAYSVC_PORT, or `port` in the file."""
@@ -109,86 +107,12 @@ def serve(
         "data": data, "port": port, "host": host, "tokens_file": tokens_file, "tls_certificate": tls_certificate,
         "tls_key": tls_key, "tls_client_ca": tls_client_ca, "recent_cache_bytes": recent_cache_bytes,
         "faulted_cache_bytes": faulted_cache_bytes, "snapshot_dir": snapshot_dir, "log_level": log_level,
-        "insecure": insecure or None,
+        "log_format": log_format, "admin_port": admin_port, "admin_host": admin_host, "admin_names": admin_names,
+        "reflection": reflection or None, "insecure": insecure or None,
     }  # fmt: skip
     with failures():
         settings = load(options, config)
-        _start_logging(settings)
-        run_service(settings)
-
-
-def _start_logging(settings: Settings) -> None:
-    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=level, handlers=[handler])
-
-
-class _OneLine(logging.Formatter):
-    """A line for each record: names and sentences of others cannot make lines that look like the service's own."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        message = super().formatMessage(record)
-        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-
-    def formatException(self, ei: Any) -> str:
-        return textwrap.indent(super().formatException(ei), "  ")
-
-
-def run_service(settings: Settings, *, system: System | None = None) -> None:
-    """Serves a store until SIGTERM or SIGINT; `system` is its clock and file system, the real ones by default."""
-    if settings.data is None:
-        raise InvalidRequestError(
-            "setting data: expected the directory of the store (--data DIR or REPLAYSVC_DATA), found none"
-        )
-    settings.check_exposure()
-    log = logging.getLogger(__name__)
-    with _stop_signals() as await_signal, _bound(settings.data, settings, system) as (server, replay):
-        if settings.exposure is not None:
-            warning = f"{server.address} is open to whoever reaches it: {settings.exposure} (--insecure)"
-            log.warning(warning)
-            if not log.isEnabledFor(logging.WARNING):  # whatever is logged, this is to be seen
-                print(f"replaysvc: WARNING: {warning}", file=sys.stderr, flush=True)
-        report_memory(most_memory(settings.store(), settings.limits(), server.connections), allowed_memory())
-        server.start()
-        log.info("serving %s with tables %s, process %d", settings.data, replay.tables(), os.getpid())
-        print(f"listening on {server.address}", flush=True)
-        log.info("stopping at %s", await_signal().name)
-        server.stop(settings.grace_s)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], signal.Signals]]:
-    """Gives a function that waits for SIGTERM or SIGINT; one that came before it was called counts too.
-
-    Signals arrive as bytes at a socket, whatever thread the system gives them to. A handler that sets an Event could find
-    the Event's own lock held by the thread that it interrupts.
-    """
-    receiver, sender = socket.socketpair()
-    with receiver, sender:
-        sender.setblocking(False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
-        before = signal.set_wakeup_fd(sender.fileno())
-        try:
-            yield lambda: signal.Signals(receiver.recv(1)[0])
-        finally:
-            signal.set_wakeup_fd(before)
-
-
-@contextmanager
-def _bound(data: Path, settings: Settings, system: System | None) -> Iterator[tuple[Server, Replay]]:
-    """Opens the store, but not before all else is known to be fine: a refused start must touch nothing."""
-    access = Access(settings.tokens_file) if settings.tokens_file is not None else None
-    tls = None
-    if settings.tls_certificate is not None and settings.tls_key is not None:
-        tls = TlsFiles(certificate=settings.tls_certificate, key=settings.tls_key, client_ca=settings.tls_client_ca)
-        tls.read()
-    host = f"[{settings.host}]" if ":" in settings.host.strip("[]") and not settings.host.startswith("[") else settings.host
-    address = f"{host}:{settings.port}"
-    Server.probe(address)
-    with Replay(data, settings.store(), system=system) as replay:
-        yield Server(replay, address, access=access, tls=tls, limits=settings.limits()), replay
+        run_service(settings, recent=start_logging(settings.log_level, settings.log_format))
 
 
 @dataclass(frozen=True, slots=True)

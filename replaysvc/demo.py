@@ -30,7 +30,7 @@ from replaysvc.errors import InvalidRequestError
 if TYPE_CHECKING:
     from dqn.audit import Audit
 
-_NEEDED = ("torch", "gymnasium", "safetensors", "lmdb")
+_NEEDED = ("torch", "gymnasium", "safetensors", "lmdb", "fastapi")
 _GIVE_UP_S = 2.0  # for an answer of the service: it is on this machine
 _POLL_S = 0.25
 _LINE_INTERVAL_S = 5.0  # between two lines where there is no terminal
@@ -88,7 +88,7 @@ class _Demo:
         if not self._service.await_listening(self._deadline):
             return self._fail()
         address = self._service.address
-        self._print(f"service at {address}, run directory {self._run.path}")
+        self._print(f"service at {address}, dashboard at {self._service.dashboard}, run directory {self._run.path}")
         if self._kill_every_s is not None:
             self._print(f"the service is killed (SIGKILL) whenever it has listened for {self._kill_every_s:g} s")
         start_learning(self._children, self._run, address)
@@ -145,7 +145,8 @@ class _Demo:
 
     def _about_service(self, now: float) -> dict[str, str]:
         away = "" if self._service.listening_since is not None else " (starting again)"
-        rows = {"service": self._service.address + away, "time": f"{now - self._started_at:.0f} s"}
+        rows = {"service": self._service.address + away, "dashboard": self._service.dashboard}
+        rows["time"] = f"{now - self._started_at:.0f} s"
         return rows | ({"kills": str(self._service.kills)} if self._kill_every_s is not None else {})
 
     def _check(self, replay: Replay, metrics: Metrics) -> tuple[bool, list[str]]:

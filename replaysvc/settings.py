@@ -6,6 +6,7 @@ setting is refused wherever it comes from: a mistyped one would else be a defaul
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,8 @@ from replaysvc.errors import InvalidRequestError, ReplayError, SpecMismatchError
 from replaysvc.rpc.limits import Limits
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*")
 _PREFIX = "REPLAYSVC_"
 _FILE = "REPLAYSVC_CONFIG"  # names the settings file, so it is no setting itself
 _OTHERS = (_FILE, "REPLAYSVC_TOKEN_FILE", "REPLAYSVC_TLS_CA")  # nor are these: what commands that call a service show it
@@ -31,6 +34,10 @@ class Settings(BaseSettings):
     host: the address to bind. tokens_file: who may call, see replaysvc/access.py. tls_certificate, tls_key: PEM files of the
     server; tls_client_ca: PEM file of the CA of clients, which then need a certificate. insecure: allow an address that other
     machines reach although these do not protect it. grace_s: seconds that calls under way get at the end.
+
+    admin_port: where the dashboard, its API, metrics and probes are served, None: nowhere; admin_host: the address of it, to
+    which the same protection applies; admin_names: host names, with commas between them, that browsers may call it by besides
+    localhost and IP addresses. log_format: text, or a JSON object a line. reflection: whether gRPC tells what methods it has.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
@@ -45,6 +52,11 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = None
     grace_s: float = Field(10.0, ge=0, le=3600, allow_inf_nan=False)
     log_level: str = "info"
+    log_format: str = "text"
+    admin_port: int | None = Field(None, ge=0, le=65_535)
+    admin_host: str = Field("127.0.0.1", min_length=1)
+    admin_names: str = ""
+    reflection: bool = False
     recent_cache_bytes: int = _DEFAULTS.recent_cache_bytes
     faulted_cache_bytes: int = _DEFAULTS.faulted_cache_bytes
     commit_interval_s: float = _DEFAULTS.commit_interval_s
@@ -64,6 +76,29 @@ class Settings(BaseSettings):
         if level.lower() not in LOG_LEVELS:
             raise ValueError(f"expected one of {', '.join(LOG_LEVELS)}")
         return level.lower()
+
+    @field_validator("log_format")
+    @classmethod
+    def _known_format(cls, name: str) -> str:
+        if name.lower() not in LOG_FORMATS:
+            raise ValueError(f"expected one of {', '.join(LOG_FORMATS)}")
+        return name.lower()
+
+    @field_validator("admin_names")
+    @classmethod
+    def _names_of_hosts(cls, names: str) -> str:
+        for name in filter(None, map(str.strip, names.split(","))):
+            if not _HOST_NAME.fullmatch(name):
+                raise ValueError("expected host names with commas between them, without ports")
+        return names
+
+    @model_validator(mode="after")
+    def _admin_door_knows_its_callers(self) -> Self:
+        if self.admin_port is not None and self.tls_client_ca is not None and self.tokens_file is None:
+            raise SpecMismatchError(
+                "admin_port", "tokens_file with it, since browsers show no certificate of tls_client_ca", "none"
+            )
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -98,18 +133,20 @@ class Settings(BaseSettings):
         return init_settings, env_settings, file
 
     @property
-    def is_private(self) -> bool:
-        """Returns whether only this machine reaches the address. Names other than localhost may mean anything."""
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+    def names(self) -> frozenset[str]:
+        """Returns the host names in `admin_names`, in small letters."""
+        return frozenset(name.strip().lower() for name in self.admin_names.split(",") if name.strip())
 
     @property
-    def exposure(self) -> str | None:
-        """Returns what leaves the service open to whoever reaches its address, in words; None: nothing does."""
+    def exposures(self) -> dict[str, str]:
+        """Returns what leaves a door open to whoever reaches its address, in words, by the setting of the address."""
+        hosts = {"host": self.host} | ({"admin_host": self.admin_host} if self.admin_port is not None else {})
+        found = {name: self._exposure_of(host) for name, host in hosts.items()}
+        return {name: words for name, words in found.items() if words is not None}
+
+    def _exposure_of(self, host: str) -> str | None:
         asks_who_calls = self.tokens_file is not None or self.tls_client_ca is not None
-        if self.is_private or (self.tls_certificate is not None and asks_who_calls):
+        if _is_private(host) or (self.tls_certificate is not None and asks_who_calls):
             return None
         if self.tls_certificate is not None:
             return "nobody is asked who they are"
@@ -117,11 +154,13 @@ class Settings(BaseSettings):
 
     def check_exposure(self) -> None:
         """Refuses an address that others reach and nothing protects, unless `insecure`. Raises InvalidRequestError."""
-        if self.exposure is not None and not self.insecure:
-            raise InvalidRequestError(
-                f"setting host: expected an address of this machine alone, found {self.host}, where {self.exposure}; "
-                "for others, give tls_certificate and tls_key, with tokens_file or tls_client_ca (SECURITY.md), or --insecure"
-            )
+        for name, words in self.exposures.items():
+            if not self.insecure:
+                raise InvalidRequestError(
+                    f"setting {name}: expected an address of this machine alone, found {getattr(self, name)}, where {words}; "
+                    "for others, give tls_certificate and tls_key, with tokens_file or tls_client_ca (SECURITY.md), or "
+                    "--insecure"
+                )
 
     def limits(self) -> Limits:
         """Returns the server's share of the settings. Raises SpecMismatchError."""
@@ -130,6 +169,14 @@ class Settings(BaseSettings):
     def store(self) -> StoreConfig:
         """Returns the store's share of the settings. Raises SpecMismatchError."""
         return StoreConfig(**{name: getattr(self, name) for name in StoreConfig.__dataclass_fields__})
+
+
+def _is_private(host: str) -> bool:
+    """Returns whether only this machine reaches an address. Names other than localhost may mean anything."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load(options: Mapping[str, Any], file: Path | None) -> Settings:

@@ -110,14 +110,14 @@ class Children:
 class Service:
     """The service on a run's store, the first of its processes. Started again, it has the port that it had before.
 
-    address: where it listens, or did before it was killed; "" before the first time. listening_since: by the monotonic clock;
+    address: where it listens, or did before it was killed; "" before the first time. dashboard: its page. listening_since: by the monotonic clock;
     None while it starts. kills: how often it was killed here. outages_s: how long each of them kept it from listening.
     """
 
     def __init__(self, children: Children, run: RunDirectory) -> None:
         self._children, self._data = children, run.path / "replay"
         self._started_at, self._read_from = 0.0, 0
-        self.address = ""
+        self.address = self.dashboard = ""
         self.listening_since: float | None = None
         self.kills = 0
         self.outages_s: list[float] = []
@@ -126,8 +126,9 @@ class Service:
     def _start(self) -> None:
         """Starts the process; `poll` sees when it listens."""
         self._started_at, self.listening_since = time.monotonic(), None
+        ports = [found[0] if (found := re.findall(r"\d+(?=/?$)", where)) else "0" for where in (self.address, self.dashboard)]
         self._child = self._children.start(
-            "service", "replaysvc", "serve", "--data", str(self._data), "--port", self.address.rpartition(":")[2] or "0"
+            "service", "replaysvc", "serve", "--data", str(self._data), "--port", ports[0], "--admin-port", ports[1]
         )
 
     def kill(self) -> None:
@@ -144,8 +145,8 @@ class Service:
             with self._child.log.open("rb") as log:
                 log.seek(self._read_from)
                 printed = log.read().decode(errors="replace")
-            if found := re.search(r"^listening on (\S+)$", printed, re.MULTILINE):
-                self.address, self.listening_since = found[1], time.monotonic()
+            if found := re.search(r"^listening on (\S+)\ndashboard on (\S+)$", printed, re.MULTILINE):
+                self.address, self.dashboard, self.listening_since = found[1], found[2], time.monotonic()
                 if self.kills:
                     self.outages_s.append(self.listening_since - self._started_at)
         return self.listening_since is not None and self._child.process.poll() is None

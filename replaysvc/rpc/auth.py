@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from replaysvc.access import ANYONE, MAY, Access, Identity, Refusals, Role, check_role
+from replaysvc.access import ANYONE, MAY, Access, Identity, Refusals, Role, bearer, check_role
 from replaysvc.activity import REQUEST_KEY, Activity, request_id, request_id_of
 from replaysvc.checks import NAME
 from replaysvc.errors import PermissionDeniedError, ReplayError, UnauthenticatedError
@@ -111,13 +111,7 @@ class AuthInterceptor(grpc.ServerInterceptor):
 
 def _secret_in(metadata: Any) -> str | None:
     """Returns the secret that a call shows, None if it shows none. Raises UnauthenticatedError."""
-    values = [value for key, value in metadata or () if key == "authorization"]
-    if not values:
-        return None
-    scheme, _, secret = str(values[0]).partition(" ")
-    if len(values) > 1 or scheme.lower() != "bearer" or not secret:
-        raise UnauthenticatedError("authorization: expected one 'Bearer TOKEN', found something else")
-    return secret
+    return bearer([str(value) for key, value in metadata or () if key == "authorization"])
 
 
 def _certified(properties: Any) -> Identity:

@@ -5,7 +5,7 @@ through the map it would end the process. What lies in the page cache is checked
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -79,7 +79,7 @@ class Scrub:
         """`bytes_per_s`: how fast, 0 for not at all. `tables` is asked anew at the start of each round."""
         self._tables, self._rate, self._system, self._on_damage = tables, bytes_per_s, system, on_damage
         self._told: set[tuple[str, int | None, str]] = set()
-        self._round: Generator[int, None, None] | None = None
+        self._round: Iterator[int] | None = None
         self._due = self._next_round = self._began = system.monotonic()
         self._table = self._segment = ""
         self._done = self._whole = self._rounds = self._bytes_total = 0
@@ -162,8 +162,6 @@ class Scrub:
             self._asked.append(self._wanted.popleft())
 
     def _leave_round(self) -> None:
-        if self._round is not None:
-            self._round.close()
         self._round = None
         self._table = self._segment = ""
 
@@ -189,7 +187,7 @@ class Scrub:
         for one in asked:
             one.finish(f"read {self._whole} bytes; {found}")
 
-    def _read_all(self, segments: Sequence[tuple[str, Path]]) -> Generator[int, None, None]:
+    def _read_all(self, segments: Sequence[tuple[str, Path]]) -> Iterator[int]:
         """Yields the bytes of each piece that it has read."""
         for self._table, path in segments:
             self._segment = path.name
@@ -208,7 +206,7 @@ class Scrub:
                 self._tell(None, f"segment {path.name}: its file cannot be read: {error.strerror or error}")
             self._done = before + _size(path)
 
-    def _read(self, pages: Pages, segment: str) -> Generator[int, None, None]:
+    def _read(self, pages: Pages, segment: str) -> Iterator[int]:
         records = [record for _, record in pages.values(b"index")]
         index, damaged = unpack_index(records)
         if damaged:

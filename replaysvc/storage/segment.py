@@ -149,7 +149,7 @@ class Segment:
 
     @property
     def readers(self) -> int:
-        """Returns how many places of LMDB's table of readers were taken at once, at most, since it was opened for appending."""
+        """Returns how many places of LMDB's table of readers were taken at once, at most; a sealed segment has no table."""
         with self._inside(), _translated(self.path, self._system):
             return int(self._environment.info()["num_readers"])
 

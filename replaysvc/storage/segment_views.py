@@ -64,9 +64,9 @@ class SegmentViews:
             return _Content(0, 0)
 
     def readers(self) -> int:
-        """Returns how many readers the newest segment had at once, at most, while it is appended to; 0 if none is."""
+        """Returns how many readers the newest segment had at once, at most; 0 if it is sealed, which counts none."""
         segments = self._chain.segments
         try:
-            return segments[-1].readers if segments and not segments[-1].sealed else 0
-        except StorageError:  # sealed, or removed, meanwhile
+            return segments[-1].readers if segments else 0
+        except StorageError:  # removed meanwhile, or it cannot be read now
             return 0

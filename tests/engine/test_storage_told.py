@@ -49,7 +49,7 @@ def test_scrub_that_is_asked_for_does_not_wait_for_the_next_round(noisy):
         assert replay.scrub().damaged == 0
         damage_chunk(noisy, 2)
         replay.start_scrub()
-        wait_until(lambda: replay.scrub().rounds == 2)
+        wait_until(lambda: replay.scrub().rounds == 2, timeout_s=8)  # by itself, the thread looks for work every 10 s
         wait_until(lambda: scrub_job(replay).state == "done")
         assert replay.scrub().damaged == 1
 
@@ -136,6 +136,12 @@ def test_tables_in_quarantine_are_told_at_each_start_until_they_are_taken_away(t
     shutil.rmtree(tmp_path / "s" / "quarantine" / "t-table")
     with Replay(tmp_path / "s") as replay:
         assert replay.quarantined_tables == []
+
+
+def test_table_that_is_set_aside_is_in_quarantine_at_once(replay):
+    make_table(replay, [3])
+    replay._store.set_aside("t", "it cannot be loaded")
+    assert replay.quarantined_tables == ["t"]
 
 
 def test_snapshots_are_those_in_the_directory_for_them(tmp_path):

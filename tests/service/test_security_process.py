@@ -14,7 +14,7 @@ import pytest
 import replay_client
 from replay_client import ClientConfig, PermissionDeniedError, ReplayError, UnauthenticatedError
 from replaysvc.access import Role, append_token, new_token
-from replaysvc.cli import _OneLine
+from replaysvc.logs import OneLine
 from tests.builders import SCALARS, write_episodes
 from tests.processes import ServiceProcess, run_script
 from tests.service.certificates import tls_of
@@ -128,7 +128,7 @@ def test_log_at_its_loudest_holds_no_token_and_forged_names_make_no_lines(tmp_pa
 
 
 def test_log_line_is_one_line():
-    formatter = _OneLine("%(levelname)s %(message)s")
+    formatter = OneLine("%(levelname)s %(message)s")
     try:
         raise ValueError("first\n2026-01-01 INFO forged")
     except ValueError:

@@ -37,16 +37,16 @@ def test_work_says_when_it_wants_to_be_done_again():
 
 
 def test_waking_has_the_work_done_before_its_time():
-    calls, done = [], [threading.Event(), threading.Event()]
+    done = [threading.Event() for _ in range(3)]
+    left = iter(done)
 
     def work():
-        done[len(calls)].set()
-        calls.append(None)
+        next(left).set()
         return 3600.0
 
     keeper = Keeper("test", work, 0.001)
     assert done[0].wait(20)
     keeper.wake()
     assert done[1].wait(20)
+    assert not done[2].wait(0.2)  # once is enough
     keeper.close()
-    assert len(calls) == 2

@@ -1,12 +1,15 @@
 """Durable commits are timed: whole, and the part in which they are made durable; nothing else is counted."""
 
 import errno
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from replaysvc.errors import CapacityError
 from replaysvc.histogram import SECONDS
+from replaysvc.storage.commit_times import CommitTimes
 from tests.store_builders import BIG, Troubled, append, append_each, make_table, segments
 
 
@@ -38,6 +41,22 @@ def counted(view):
     """Returns {bound: count} of a histogram, without the bounds that have none."""
     assert view.bounds == SECONDS
     return {bound: count for bound, count in zip((*view.bounds, np.inf), view.counts, strict=True) if count}
+
+
+def test_the_end_is_what_comes_after_the_last_write():
+    """A transaction that begins in 1 s, is written in 2 s, and ends in 30 s."""
+    clock = SimpleNamespace(now=500.0)
+
+    @contextmanager
+    def transaction():
+        clock.now += 1.0
+        yield
+        clock.now += 30.0
+
+    times = CommitTimes(lambda: clock.now)
+    with times.measured(transaction()):
+        clock.now += 2.0
+    assert (times.whole.total, times.sync.total) == (33.0, 30.0)
 
 
 def test_each_commit_is_counted_once_and_its_end_apart(path):

@@ -289,14 +289,19 @@ def test_round_asked_for_in_the_middle_of_another_begins_from_the_start(made):
     assert (it.scrub.progress.rounds, len(first.ended), len(second.ended)) == (1, 1, 1)
 
 
-def test_damage_known_before_is_found_again_by_who_asks(made, path):
-    flip(segments(path)[1] / "data.mdb", place_of(segments(path)[1], chunk(4, BIG)) + 5_000)
+def test_damage_known_before_is_found_again_by_who_asks_if_it_is_still_there(made, path):
+    """Two chunks are damaged, of which one is whole again when somebody asks."""
+    segment = segments(path)[1]
+    places = [place_of(segment, chunk(k, BIG)) + 5_000 for k in (4, 5)]
+    for place in places:
+        flip(segment / "data.mdb", place)
     it, asker = made(), Asker()
     run_round(it)
+    flip(segment / "data.mdb", places[1])
     it.scrub.start(asker)
     run_round(it)
     assert asker.ended == [("finished", f"read {whole_bytes(path)} bytes; damaged: 1")]
-    assert (len(it.told), it.scrub.view.damaged) == (1, 1)
+    assert (len(it.told), it.scrub.view.damaged) == (2, 2)
 
 
 def test_round_that_ends_before_its_time_fails_for_all_who_asked(made):

@@ -102,6 +102,8 @@ def test_readers_are_those_of_the_segment_that_grows(made, tmp_path):
     assert told(made).readers >= 1
     made._chain.segments[-1].seal(made._next)
     assert told(made).readers == 0
+    made._chain.segments[-1].close()
+    assert told(made).readers == 0
 
 
 def test_table_without_a_segment_tells_nothing(tmp_path):

@@ -1,0 +1,134 @@
+"""What stands before every page and every method: whom a browser thinks that it talks to, and on whose behalf.
+
+Without tokens, everyone on this machine may do everything, and a browser on this machine runs the scripts of strangers. They
+reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or by a name of theirs that is made to point there
+(DNS rebinding), which `Host` tells: a rebound name is never an address, never localhost, and not among those that we know.
+"""
+
+import ipaddress
+import logging
+import re
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from replaysvc.activity import new_request_id, request_id
+from replaysvc.admin.answers import GUARDS, refusal
+
+log = logging.getLogger(__name__)
+
+HEAD_BYTES = 16 << 10  # of a request without its body
+BODY_BYTES = 1 << 20
+MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
+_PROBES = frozenset({"/livez", "/readyz"})
+
+
+class Guard:
+    """An ASGI application before another one. `names`: host names, in small letters, besides localhost and IP addresses."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+        self._app, self._names, self._requests = app, names, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        asked = new_request_id()
+        request_id.set(asked)
+        send = _with_headers(send, asked)
+        refused = self._refused(scope)
+        if refused is not None:
+            await refusal(refused[0], refused[1], refused[2], **refused[3])(scope, receive, send)
+            return
+        if scope["path"] in _PROBES:
+            await self._app(scope, receive, send)
+            return
+        if self._requests >= MOST_REQUESTS:
+            sentence = f"{MOST_REQUESTS} requests are under way; come again"
+            await refusal(503, "UnavailableError", sentence, retry_after="1", connection="close")(scope, receive, send)
+            return
+        self._requests += 1
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # which was answered already
+            log.exception("%s %.200s failed", scope["method"], scope["path"])
+        finally:
+            self._requests -= 1
+
+    def _refused(self, scope: Scope) -> tuple[int, str, str, dict[str, str]] | None:
+        """Returns status, error, sentence and headers of the answer to a request that is not let in."""
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in scope["headers"])
+        if head > HEAD_BYTES:
+            sentence = f"expected a request of at most {HEAD_BYTES} bytes before its body, found {head}"
+            return 431, "InvalidRequestError", sentence, {"connection": "close"}
+        headers: dict[str, list[str]] = {}
+        for key, value in scope["headers"]:
+            headers.setdefault(key.decode("latin-1"), []).append(value.decode("latin-1"))
+        hosts = headers.get("host", [])
+        if len(hosts) != 1 or not self._is_known(hosts[0]):
+            sentence = "host: expected localhost, an IP address or a name in the setting admin_names, found another"
+            return 400, "InvalidRequestError", sentence, {}
+        if not scope["path"].startswith("/"):
+            return 400, "InvalidRequestError", "target: expected a path", {}
+        if not _is_ours(scope, headers, hosts[0]):
+            sentence = "expected a request of this page itself, found one on behalf of another site"
+            return 403, "PermissionDeniedError", sentence, {}
+        if scope["method"] not in ("GET", "POST"):
+            close = {"allow": "GET, POST", "connection": "close"}
+            return 405, "InvalidRequestError", "method: expected GET or POST", close
+        return _refused_body(scope["method"], headers)
+
+    def _is_known(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found[1].strip("[]").lower()
+        if name == "localhost" or name in self._names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _is_ours(scope: Scope, headers: dict[str, list[str]], host: str) -> bool:
+    """Returns whether a request comes of no page at all, or of one of this very address."""
+    schemes = {"https"} if scope["scheme"] == "https" else {"http", "https"}  # the latter of a proxy that ends TLS
+    own = {f"{scheme}://{host.lower()}" for scheme in schemes}
+    if any(origin.lower() not in own for origin in headers.get("origin", [])):
+        return False
+    sites = set(headers.get("sec-fetch-site", []))
+    if sites <= {"same-origin", "none"}:
+        return True
+    # a link from elsewhere to the page itself, which holds no data, in a window of its own
+    is_link = headers.get("sec-fetch-mode") == ["navigate"] and headers.get("sec-fetch-dest") == ["document"]
+    return is_link and scope["method"] == "GET" and scope["path"] == "/"
+
+
+def _refused_body(method: str, headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
+    lengths, close = headers.get("content-length", []), {"connection": "close"}
+    if method == "GET":
+        if "transfer-encoding" in headers or lengths not in ([], ["0"]):
+            return 400, "InvalidRequestError", "body: expected none, found one", close
+        return None
+    if "transfer-encoding" in headers or len(lengths) != 1 or not lengths[0].isdigit():
+        return 411, "InvalidRequestError", "content-length: expected one, before the body", close
+    if int(lengths[0]) > BODY_BYTES:
+        return 413, "InvalidRequestError", f"body: expected at most {BODY_BYTES} bytes, found {lengths[0]}", close
+    types = headers.get("content-type", [])
+    if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
+        return 415, "InvalidRequestError", "content-type: expected application/json", close
+    return None
+
+
+def _with_headers(send: Send, asked: str) -> Send:
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            there = {key for key, _ in message.get("headers", [])}
+            more = [*GUARDS, (b"x-request-id", asked.encode())]
+            if b"cache-control" not in there:
+                more.append((b"cache-control", b"no-store"))
+            message["headers"] = [*message.get("headers", []), *more]
+        await send(message)
+
+    return guarded

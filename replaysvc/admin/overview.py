@@ -1,0 +1,92 @@
+"""The first page: how all is, on one look."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from replaysvc.admin.context import Admin
+from replaysvc.admin.history import days_left
+from replaysvc.admin.tables import Told, share
+from replaysvc.admin.verdict import verdict
+from replaysvc.admin.watch import Watch
+from replaysvc.histogram import quantile
+from replaysvc.views import CallCounts, DiskView, HistogramView
+
+_STATUS = Path("/proc/self/status")
+_MEMORY = {"RssAnon": "anonymous_bytes", "RssFile": "file_bytes", "RssShmem": "shared_bytes"}
+
+
+def overview_of(
+    admin: Admin, watch: Watch, started_at_s: float, tables: list[Told], columns: list[dict[str, Any]],
+    actors: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Returns how all is. columns: of all tables; actors: as `participants` tells of them."""
+    replay = admin.replay
+    disk, backlog = replay.disk(), replay.backlog()
+    told, rows = disk_of(disk, watch), [table.row for table in tables]
+    return {
+        "at_s": admin.wall(), "started_at_s": started_at_s, "version": admin.version,
+        "python": platform.python_version(), "address": admin.address, "data": admin.data,
+        "verdict": verdict(
+            admin.status(), rows, disk, told["days_left"], backlog, actors["actors"], replay.quarantined_tables
+        ),
+        "totals": _totals(tables, disk), "rates": watch.rates(None), "disk": told, "backlog": asdict(backlog),
+        "memory": memory_of(_STATUS), "calls": calls_of(admin.activity.calls()), "tables": rows, "columns": columns,
+    }  # fmt: skip
+
+
+def disk_of(disk: DiskView, watch: Watch) -> dict[str, Any]:
+    """Returns how full the disk is, and when it will be."""
+    growth = watch.growth()
+    left = days_left(disk.free_bytes, disk.reserve_bytes, growth)
+    return asdict(disk) | {"growth_bytes_per_day": growth, "days_left": left}
+
+
+def _totals(tables: list[Told], disk: DiskView) -> dict[str, Any]:
+    stats, counts = [table.stats for table in tables], [table.counts for table in tables]
+    items = sum(one.sampled_items_total for one in stats)
+    return {
+        "tables": len(tables), "steps": sum(one.steps for one in stats), "episodes": sum(one.episodes for one in stats),
+        "open_episodes": sum(one.open_episodes for one in stats), "stored_bytes": sum(one.stored_bytes for one in stats),
+        "raw_bytes": sum(one.raw_bytes for one in stats), "disk_bytes": disk.used_bytes,
+        "appended_steps_total": sum(one.appended_steps_total for one in stats), "sampled_items_total": items,
+        "lossless_fallbacks": sum(one.lossless_fallbacks_total for one in stats),
+        "cache_bytes": sum(one.cache_bytes for one in stats),
+        "cache_budget_bytes": sum(one.cache_budget_bytes for one in counts),
+        "cache_hit_share": share(sum(one.cache_hits_total for one in stats), items),
+    }  # fmt: skip
+
+
+def memory_of(status: Path) -> dict[str, int]:
+    """Returns what memory the process takes now: its own, pages of files, and memory that it shares."""
+    found = dict.fromkeys(_MEMORY.values(), 0)
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:  # not on this system
+        return found
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name in _MEMORY:
+            found[_MEMORY[name]] = int(value.split()[0]) * 1024
+    return found
+
+
+def calls_of(counts: CallCounts) -> list[dict[str, Any]]:
+    """Returns the calls by method, the most frequent first; errors: those that ended with another code than OK."""
+    by_method: dict[str, dict[str, HistogramView]] = {}
+    for (method, code), view in counts.seconds.items():
+        by_method.setdefault(method, {})[code] = view
+    rows = []
+    for method, codes in by_method.items():
+        views = list(codes.values())
+        merged = HistogramView(
+            bounds=views[0].bounds, counts=tuple(map(sum, zip(*(view.counts for view in views), strict=True))),
+            total=sum(view.total for view in views),
+        )  # fmt: skip
+        count = sum(merged.counts)
+        errors = count - sum(codes["OK"].counts if "OK" in codes else ())
+        row = {"method": method, "count": count, "errors": errors}
+        rows.append(row | {"p50_s": quantile(merged, 0.5), "p99_s": quantile(merged, 0.99)})
+    return sorted(rows, key=lambda row: -row["count"])

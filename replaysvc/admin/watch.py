@@ -1,0 +1,116 @@
+"""Looks at the store every two seconds, whoever asks: what the history is made of, and how fast actors write."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from replaysvc.admin.context import Admin
+from replaysvc.admin.history import FINE_S, Counters, History
+from replaysvc.errors import NotFoundError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+POLICY = "policy"
+"""The parameter set that actors load."""
+
+_RATE_LOOKS = 6  # that a rate of steps is told of: ten seconds
+_PACE_LOOKS = 31  # a minute
+_DAMAGED = (1 << 63) - 1  # stands for the version of a set that cannot be read
+
+
+class Watch:
+    """A thread that notes counters. `also` is done at each look."""
+
+    def __init__(self, admin: Admin, also: Callable[[], None] = lambda: None) -> None:
+        self._admin, self._also = admin, also
+        self._lock = threading.Lock()
+        self._history = History()
+        self._steps: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=_RATE_LOOKS)
+        self._versions: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replaysvc-admin-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins, with a first look."""
+        self.look()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread; does not wait longer than `timeout_s` for a look under way."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._closing.wait(FINE_S):
+            try:
+                self.look()
+            except Exception:  # nobody else does this work: it must be tried again
+                log.exception("admin door: a look failed, and the next one comes")
+
+    def look(self) -> None:
+        """Notes how all is now."""
+        replay = self._admin.replay
+        counters: dict[str, Counters] = {}
+        steps: dict[tuple[str, str], int] = {}
+        versions: list[int] = []
+        try:
+            for name in replay.tables():
+                try:
+                    table = replay.engine(name)
+                    stats, actors = table.stats(), table.actors.seen()
+                except NotFoundError:  # deleted meanwhile
+                    continue
+                counters[name] = Counters(
+                    uuid=table.uuid, steps=stats.appended_steps_total, items=stats.sampled_items_total,
+                    hits=stats.cache_hits_total, disk_bytes=stats.disk_bytes,
+                )  # fmt: skip
+                steps |= {(name, actor.name): actor.steps for actor in actors}
+                versions += [actor.policy_version for actor in actors]
+            newest = newest_policy(replay.params_versions(), versions)
+        except UnavailableError:  # the store is closing
+            return
+        calls, now = self._admin.activity.calls(), self._admin.monotonic()
+        with self._lock:
+            self._history.note(self._admin.wall(), now, counters, calls.received_bytes, calls.sent_bytes)
+            self._steps.append((now, steps))
+            if newest is not None:
+                self._versions.append((now, newest))
+        self._also()
+
+    def points(self, table: str | None, window_s: float) -> dict[str, Any]:
+        """Returns the points of a plot, see `History.points`."""
+        with self._lock:
+            return self._history.points(table, window_s)
+
+    def rates(self, table: str | None) -> dict[str, float]:
+        """Returns what goes in and out a second, in the last ten."""
+        with self._lock:
+            return self._history.rates(table)
+
+    def growth(self) -> float | None:
+        """Returns by how many bytes a day the disk fills."""
+        with self._lock:
+            return self._history.growth()
+
+    def actor_rate(self, table: str, actor: str) -> float:
+        """Returns how many steps a second an actor wrote in the last ten."""
+        with self._lock:
+            known = [(at, steps[table, actor]) for at, steps in self._steps if (table, actor) in steps]
+        if len(known) < 2 or known[-1][0] <= known[0][0]:
+            return 0.0
+        return max(0.0, (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]))
+
+    def policy_of_a_minute_ago(self) -> int | None:
+        """Returns what was the newest policy version when an actor should have loaded it by now; None: not known yet."""
+        with self._lock:
+            full = len(self._versions) == _PACE_LOOKS
+            return self._versions[0][1] if full else None
+
+
+def newest_policy(params: dict[str, int], written: list[int]) -> int | None:
+    """Returns the newest version of the policy: that of the parameter set, else the largest that anybody wrote with."""
+    version = params.get(POLICY, -1)
+    newest = version if 0 <= version < _DAMAGED else max(written, default=-1)
+    return newest if newest >= 0 else None
