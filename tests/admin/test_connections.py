@@ -82,9 +82,7 @@ def test_answer_under_way_is_not_cut_off_for_a_newcomer(browser, many, stuck, mo
         busy.recv(1)
 
 
-POST = (
-    b"POST /api/v1/scrub HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-)
+POST = b"POST /api/v1/scrub HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", LIVEZ[:-2], POST], ids=["nothing", "line", "headers", "body"])
