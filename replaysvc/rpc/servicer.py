@@ -136,13 +136,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         most = min(most, MAX_MESSAGE_BYTES if large is None else large)
         call.hold_answer(copies * most)
         wait_s, sampler = min(request.timeout_s, _WAIT_SLICE_S), request.sampler or "uniform"
-        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request.table, sampler, items, batches):
+        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request, sampler) as waits:
             columns: list[BatchColumn] = engine.draw(
                 request.batch_size, what, sampler=sampler,
                 seed=request.seed if request.HasField("seed") else None,
                 beta=request.beta if request.HasField("beta") else None,
                 timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
-                allocate=np.empty if slot is None else slot.allocate,
+                allocate=np.empty if slot is None else slot.allocate, waited=waits.append,
             )  # fmt: skip
         size = batch_bytes(columns)
         check_bytes(size, large=large)  # in a slot, too: what is too large must not depend on where it goes
@@ -151,17 +151,17 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return columns
 
     @contextlib.contextmanager
-    def _noted(self, table: str, sampler: str, items: int, batches: int) -> Iterator[None]:
-        """Notes the draw that is made meanwhile."""
-        activity, learner = self._activity, current().peer.shown
-        began_at = activity.clock()
+    def _noted(self, request: pb.SampleRequest, sampler: str) -> Iterator[list[float]]:
+        """Notes the draw that is made meanwhile. Gives a list for the seconds of its waits."""
+        activity, who, batches = self._activity, (current().peer.shown, request.table, sampler), request.batches or 1
+        began_at, waits = activity.clock(), list[float]()
         try:
-            yield
+            yield waits
         except NotReadyError as error:
-            waited_s = activity.clock() - began_at
-            activity.sampled(learner, table, sampler, 0, waited_s, waited_s, str(error))
+            activity.sampled(*who, 0, activity.clock() - began_at, sum(waits), str(error))
             raise
-        activity.sampled(learner, table, sampler, items, activity.clock() - began_at, 0.0, batches=batches)
+        seconds = activity.clock() - began_at
+        activity.sampled(*who, batches * request.batch_size, seconds, sum(waits), batches=batches)
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
         positions = convert.numbers_of("positions", request.positions, "<i8")
