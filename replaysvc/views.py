@@ -270,3 +270,13 @@ class CallCounts:
     refused: Mapping[str, int] = field(default_factory=dict)
     inflight: Mapping[str, int] = field(default_factory=dict)
     held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityView:
+    """Who writes and who samples. actors: by table, those that were heard of last, the newest first. learners: none where the
+    store is embedded, since nobody is told apart there. newest_policy_version: None if none is known."""
+
+    actors: Mapping[str, tuple[ActorView, ...]]
+    learners: tuple[LearnerView, ...]
+    newest_policy_version: int | None

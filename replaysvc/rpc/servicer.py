@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ _WAIT_SLICE_S = 1.0  # longest that a call waits for data or a limiter; the clie
 _PIECE_BYTES = 4 << 20
 _PAGE_EPISODES = 256  # records are read in pages of so many
 _PAGE_BYTES = 2 * EPISODES_PAGE_BYTES  # at most, since the last of its records may be long
+_ACTIVITY_BYTES = 4 << 20  # of 1,000 actors and 1,024 learners, with room for long names
 _ITEM_BYTES = 64  # what an item takes beside its fields
 _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stops reading or sending must not keep its worker
 
@@ -174,6 +175,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._engine(request).set_limiter(convert.limiter_of(request.limiter_json))
         return pb.SetLimiterResponse()
 
+    def SetCapacity(self, request: pb.SetCapacityRequest, context: Any) -> pb.SetCapacityResponse:
+        self._table(request).set_capacity(**convert.capacity_of(request))
+        return pb.SetCapacityResponse()
+
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
         deleted = self._table(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
@@ -181,16 +186,23 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
         return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._engine(request).stats())))
 
+    def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
+        current().hold_answer(ANSWER_COPIES * _ACTIVITY_BYTES)
+        view = self._replay.activity(request.table or None)
+        learners = tuple(each for each in self._activity.learners() if request.table in ("", each.table))
+        return pb.ActivityResponse(activity_json=convert.activity_json(replace(view, learners=learners)))
+
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None
         actor = request.actor if request.HasField("actor") else None
+        where = convert.filter_of(request)
         engine, wanted = self._engine(request), request.limit or 1000
         check_number("limit", wanted, 1, 100_000)
         current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         response, size = pb.ListEpisodesResponse(), 0
         while len(response.episodes) < wanted and size < EPISODES_PAGE_BYTES:
             limit = min(_PAGE_EPISODES, wanted - len(response.episodes))
-            records = engine.episodes(limit, before, actor, request.closed_only)
+            records = engine.episodes(limit, before, actor, request.closed_only, where)
             for record in records:
                 response.episodes.append(convert.episode_message(record))
                 size += response.episodes[-1].ByteSize()
