@@ -67,8 +67,8 @@ class Guard:
         if len(hosts) != 1 or not self._is_known(hosts[0]):
             sentence = "host: expected localhost, an IP address or a name in the setting admin_names, found another"
             return 400, "InvalidRequestError", sentence, {}
-        if not scope["path"].startswith("/"):
-            return 400, "InvalidRequestError", "target: expected a path", {}
+        if not scope["path"].startswith("/") or not scope["path"].isprintable():
+            return 400, "InvalidRequestError", "target: expected a path of printable characters", {}
         if not _is_ours(scope, headers, hosts[0]):
             sentence = "expected a request of this page itself, found one on behalf of another site"
             return 403, "PermissionDeniedError", sentence, {}

@@ -24,7 +24,8 @@ RICH = Signature(
 
 def observation(t):
     return {
-        "image": np.full((8, 9), 10 * t, np.uint8), "stack": np.arange(4, dtype=np.uint8)[:, None, None] + np.full((4, 8, 8), 10 * t, np.uint8),
+        "image": np.full((8, 9), 10 * t, np.uint8),
+        "stack": np.arange(4, dtype=np.uint8)[:, None, None] + np.full((4, 8, 8), 10 * t, np.uint8),
         "x": np.array([t, np.nan, -np.inf], np.float32), "desired_goal": np.ones(2, np.float32),
         "achieved_goal": np.zeros(2, np.float32),
     }  # fmt: skip
@@ -110,7 +111,8 @@ def test_points_to_plot(browser, table):
 
 def test_one_episode_with_its_columns(browser, rich):
     told = browser.get(f"{AT}/episodes/0").json
-    assert [(column["name"], column["dtype"], column["shape"], column["kind"], column["length_offset"]) for column in told["columns"]] == [
+    keys = ("name", "dtype", "shape", "kind", "length_offset")
+    assert [tuple(column[key] for key in keys) for column in told["columns"]] == [
         ("observation/achieved_goal", "float32", [2], "vector", 1),
         ("observation/desired_goal", "float32", [2], "vector", 1),
         ("observation/image", "uint8", [8, 9], "image", 1),

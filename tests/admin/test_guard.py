@@ -10,7 +10,8 @@ PATHS = ["/", "/static/app.js", "/livez", "/readyz", "/metrics", "/api/v1/sessio
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
 REBOUND = [
     "evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", "127.0.0.1.", "localhost.", "127.1",
-    "2130706433", "0x7f.0.0.1", "user@localhost", "localhost:port", "localhost:", "[::1", "::1", "", " ", "localhost, evil.example",
+    "2130706433", "0x7f.0.0.1", "user@localhost", "localhost:port", "localhost:", "[::1", "::1", "", " ",
+    "localhost, evil.example",
 ]  # fmt: skip
 
 

@@ -21,7 +21,8 @@ NAN, INF = float("nan"), float("inf")
     ("value", "expected"),
     [
         (NAN, None), (INF, None), (-INF, None), (1.5, 1.5), (True, True), (None, None), ("x", "x"), (3, 3),
-        ((1 << 53) - 1, (1 << 53) - 1), (1 << 53, str(1 << 53)), (-(1 << 53), str(-(1 << 53))), ((1 << 64) - 1, str((1 << 64) - 1)),
+        ((1 << 53) - 1, (1 << 53) - 1), (1 << 53, str(1 << 53)), (-(1 << 53), str(-(1 << 53))),
+        ((1 << 64) - 1, str((1 << 64) - 1)),
         (np.float32(0.5), 0.5), (np.float64("nan"), None), (np.int64(5), 5), (np.uint64((1 << 64) - 1), str((1 << 64) - 1)),
         (np.bool_(True), True), (WeightNorm.BATCH, "batch"), ({1: (NAN, 2)}, {"1": [None, 2]}),
         (np.array([1.0, NAN, INF]), [1.0, None, None]), (np.array([[1, 2]]), [[1, 2]]), (np.array([], np.float64), []),

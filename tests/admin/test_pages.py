@@ -5,7 +5,7 @@ import pytest
 
 from replaysvc import FieldSpec, Fifo, Limiter, Prioritized, Signature, TableConfig, Transitions, Uniform
 from replaysvc.activity import Activity
-from replaysvc.admin.overview import calls_of, memory_of
+from replaysvc.admin.overview import calls_of
 from replaysvc.errors import NotFoundError
 from replaysvc.views import CallCounts, HistogramView
 from tests.admin.browser import Browser
@@ -149,7 +149,8 @@ def test_what_does_not_exist_is_not_found(browser, table, path):
     ("path", "name"),
     [
         ("history?window=59", "window"), ("history?window=86401", "window"), ("history?window=nan", "window"),
-        ("tables/t/episodes?limit=0", "limit"), ("tables/t/episodes?limit=201", "limit"), ("tables/t/episodes?limit=x", "limit"),
+        ("tables/t/episodes?limit=0", "limit"), ("tables/t/episodes?limit=201", "limit"),
+        ("tables/t/episodes?limit=x", "limit"),
         ("tables/t/episodes?before_id=-1", "before_id"), ("tables/t/episodes?end=soon", "end"),
         ("tables/t/episodes?min_length=5&max_length=4", "max_length"), ("tables/t/episodes?min_return=nan", "min_return"),
         ("tables/t/episodes?max_return=inf", "max_return"), ("tables/t/episode-points?limit=5001", "limit"),
@@ -243,13 +244,6 @@ def test_calls_are_summed_over_their_codes():
     assert 0.001 < rows[0]["p99_s"] <= 0.01
 
 
-def test_memory_is_read_by_kind(tmp_path):
-    status = tmp_path / "status"
-    status.write_text("Name:\tx\nVmRSS:\t 99 kB\nRssAnon:\t 10 kB\nRssFile:\t 20 kB\nRssShmem:\t 3 kB\n")
-    assert memory_of(status) == {"anonymous_bytes": 10_240, "file_bytes": 20_480, "shared_bytes": 3_072}
-    assert set(memory_of(tmp_path / "absent").values()) == {0}
-
-
 def test_actors_and_learners(open_door, replay, table):
     activity = Activity()
     activity.sampled("some-learner", "t", "uniform", 256, 0.002, 0.0)
@@ -258,7 +252,8 @@ def test_actors_and_learners(open_door, replay, table):
     told = browser.get("/api/v1/actors").json
     assert told["newest_policy_version"] == 9
     (actor,) = [actor for actor in told["actors"] if actor["name"] == "actor"]
-    assert {name: actor[name] for name in ("table", "name", "steps", "episodes", "open_episodes", "policy_version", "staleness")} == {
+    keys = ("table", "name", "steps", "episodes", "open_episodes", "policy_version", "staleness")
+    assert {key: actor[key] for key in keys} == {
         "table": "t", "name": "actor", "steps": 12, "episodes": 3, "open_episodes": 0, "policy_version": 2, "staleness": 7,
     }  # fmt: skip
     (learner,) = browser.get("/api/v1/learners").json["learners"]
@@ -310,7 +305,8 @@ def test_names_of_others_come_as_data_alone(browser, replay):
         writer.append(0, 1.0, 1, terminated=True, extras={NASTY: np.float32(1)})
     for path in (
         "overview", "tables", "tables/t", "tables/t/columns", "tables/t/episodes", "tables/t/episodes/0", "actors",
-        "tables/t/episodes?actor=%3Cimg%3E", "tables/%3Cscript%3E", "tables/t/samplers/%3Cscript%3E", "history?table=%3Cscript%3E",
+        "tables/t/episodes?actor=%3Cimg%3E", "tables/%3Cscript%3E", "tables/t/samplers/%3Cscript%3E",
+        "history?table=%3Cscript%3E",
         "tables/t/episodes/0/steps?column=%3Cscript%3E", "tables/t/episodes?end=%3Cscript%3E", "%3Cscript%3E",
     ):  # fmt: skip
         answer = browser.get(f"/api/v1/{path}")

@@ -17,7 +17,8 @@ BACKLOG = {"requests": 1, "held_bytes": 1, "limit_bytes": 100, "oldest_s": 0.1}
 
 def judged(row=None, *, status="serving", disk=None, left=None, backlog=None, actors=(), set_aside=()):
     found = verdict(
-        status, [ROW | (row or {})], DiskView(**(DISK | (disk or {}))), left, BacklogView(**(BACKLOG | (backlog or {}))), actors,
+        status, [ROW | (row or {})],
+        DiskView(**(DISK | (disk or {}))), left, BacklogView(**(BACKLOG | (backlog or {}))), actors,
         set_aside,
     )  # fmt: skip
     return found["status"], [(reason.level, reason.table, reason.sentence) for reason in found["reasons"]]
@@ -59,8 +60,8 @@ def test_a_service_that_stops_is_draining_whatever_else():
         ),
         (
             {"disk": {"free_bytes": 100 * MIB, "refuses": True}}, "failing", None,
-            "the disk is full: 100 MiB are free, and appends are refused below 256 MiB; free space, lower a capacity, or delete "
-            "episodes and compact",
+            "the disk is full: 100 MiB are free, and appends are refused below 256 MiB; free space, lower a capacity, or "
+            "delete episodes and compact",
         ),
         (
             {"disk": {"free_bytes": 511 * MIB}}, "warning", None,
@@ -85,8 +86,8 @@ def test_a_service_that_stops_is_draining_whatever_else():
         ),
         (
             {"set_aside": ["a", "b"]}, "warning", None,
-            "2 tables could not be loaded and were set aside (a, b); the log says why, and `replaysvc fsck --repair` brings back "
-            "what is whole",
+            "2 tables could not be loaded and were set aside (a, b); the log says why, and `replaysvc fsck --repair` brings "
+            "back what is whole",
         ),
     ],
 )  # fmt: skip
