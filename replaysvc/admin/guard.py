@@ -5,6 +5,7 @@ reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or 
 (DNS rebinding), which `Host` tells: a rebound name is never an address, never localhost, and not among those that we know.
 """
 
+import asyncio
 import ipaddress
 import logging
 import re
@@ -49,6 +50,9 @@ class Guard:
         self._requests += 1
         try:
             await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            log.warning("%s %.200s was under way at the end, and is left behind", scope["method"], scope["path"])
+            raise
         except Exception:  # which was answered already
             log.exception("%s %.200s failed", scope["method"], scope["path"])
         finally:
