@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import replay_client
 from dqn.config import Config
+from dqn.connecting import add_options, connect
 from dqn.episodes import Ended, EpisodeRecorder, Unended, autoreset_mode
 from dqn.network import load_params
 from dqn.rundir import Acknowledged, Metrics, OpenEpisode, RunDirectory, TrainEpisode
@@ -130,7 +130,7 @@ def _metrics_row(episode: Ended, actor: str, epsilon: float) -> TrainEpisode:
 def main(arguments: list[str] | None = None) -> int:
     """Runs an actor; returns 0, or 1 after an error of the service."""
     parser = argparse.ArgumentParser(prog="python -m dqn.actor", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
+    add_options(parser)
     parser.add_argument("--index", type=int, default=0, help="number of this actor, from 0; each acts differently")
     parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes the metrics")
     options = parser.parse_args(arguments)
@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     stop = stop_on_signals()
     try:
         with contextlib.ExitStack() as stack:
-            replay = stack.enter_context(replay_client.connect(options.address))
+            replay = stack.enter_context(connect(options))
             metrics = stack.enter_context(Metrics(RunDirectory(options.run_dir))) if options.run_dir else None
             config = await_config(replay, stop)
             steps = act(replay, config, options.index, metrics, stop) if config else 0

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-import replay_client
 from dqn.config import Config
+from dqn.connecting import add_options, connect
 from dqn.episodes import stacked
 from dqn.network import QNetwork, load_params, read_about
 from dqn.rundir import Evaluation, Metrics, RunDirectory, replace_file
@@ -135,7 +135,7 @@ def _metrics_row(verdict: dict[str, Any]) -> Evaluation:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the evaluator; returns 0 if the task is solved, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m dqn.evaluator", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
+    add_options(parser)
     parser.add_argument("--run-dir", type=Path, help="run directory on this machine that takes metrics and the best network")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     stop = stop_on_signals()
     try:
         with contextlib.ExitStack() as stack:
-            replay = stack.enter_context(replay_client.connect(options.address))
+            replay = stack.enter_context(connect(options))
             run = RunDirectory(options.run_dir) if options.run_dir else None
             metrics = stack.enter_context(Metrics(run)) if run else None
             config = await_config(replay, stop)

@@ -10,7 +10,7 @@ version of its network it publishes the steps it has used so far, and an actor w
 or flood the other, however fast the machine runs either.
 
 `python -m dqn.learner --address HOST:PORT --run-dir DIR` starts a run, `--resume DIR` goes on with one that ended or was
-killed. Its replay data are in the service, which keeps them by itself.
+killed; `--begin-or-resume DIR` does what is due. Its replay data are in the service, which keeps them by itself.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-import replay_client
 from dqn.batches import Batches
 from dqn.checkpoint import Progress, load_checkpoint, newest_checkpoint, save_checkpoint
 from dqn.config import Config
+from dqn.connecting import add_options, connect
 from dqn.network import QNetwork, params_to_bytes
 from dqn.rundir import LearnerMetrics, Metrics, RunDirectory
 from dqn.task import CONFIG, EVALUATION, POLICY, fetch, make_network, make_table, stop_on_signals
@@ -183,22 +183,24 @@ class _Report:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the learner; returns 0 if the task is solved, 1 if not."""
     parser = argparse.ArgumentParser(prog="python -m dqn.learner", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--address", required=True, help="of the replay service, HOST:PORT")
+    add_options(parser)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--run-dir", type=Path, help="directory of a new run")
     where.add_argument("--resume", type=Path, help="directory of the run to go on with")
+    where.add_argument("--begin-or-resume", type=Path, help="the same: a new run if there is none yet")
     parser.add_argument("--env", default=Config().env_id, help="Gymnasium environment of a new run")
     parser.add_argument("--seed", type=int, default=Config().seed, help="seed of a new run")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)  # the network is small: more threads would only take the actors' cores
     stop = stop_on_signals()
-    if options.resume:
-        run = RunDirectory(options.resume)
+    path = options.run_dir or options.resume or options.begin_or_resume
+    if options.resume or (options.begin_or_resume and (path / "config.json").exists()):
+        run = RunDirectory(path)
     else:
-        run = RunDirectory.create(options.run_dir, Config(env_id=options.env, seed=options.seed))
+        run = RunDirectory.create(path, Config(env_id=options.env, seed=options.seed))
     try:
-        with Metrics(run) as metrics, replay_client.connect(options.address) as replay:
+        with Metrics(run) as metrics, connect(options) as replay:
             solved = learn(replay, run, metrics, stop)
     except ReplayError as error:
         log.error("%s: %s", error.name, error)
