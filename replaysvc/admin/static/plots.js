@@ -65,7 +65,8 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
 const allZero = (traces) => traces.every((trace) => trace.y.every((value) => value === null || value === 0));
 
 // Returns bars between edges, drawn equally wide whatever the edges are. series: [{name, values, tone}].
-export function histogram({ key, edges, series, write = (edge) => digits(edge), percent = true, size = "", stamp, open = false }) {
+export function histogram(given) {
+  const { key, edges, series, write = (edge) => digits(edge), percent = true, size = "", stamp, open = false } = trimmed(given);
   const n = edges.length - (open ? 0 : 1);
   const label = (i) => (i < n - (open ? 1 : 0) || !open ? `${write(edges[i])} to ${write(edges[i + 1])}` : `above ${write(edges[i])}`);
   const names = Array.from({ length: n }, (_, i) => label(i));
@@ -91,6 +92,16 @@ export function histogram({ key, edges, series, write = (edge) => digits(edge), 
       };
     },
   });
+}
+
+// Returns a histogram without the empty bars at both ends.
+function trimmed(given) {
+  const filled = given.edges.map((_, i) => given.series.some((one) => one.values[i] > 0));
+  if (!filled.includes(true)) return given;
+  const from = filled.indexOf(true);
+  const to = filled.lastIndexOf(true) + 1;
+  const open = Boolean(given.open) && to === given.edges.length;
+  return { ...given, open, edges: given.edges.slice(from, open ? to : to + 1), series: given.series.map((one) => ({ ...one, values: one.values.slice(from, to) })) };
 }
 
 export const seconds = (edge) => span(Number(edge.toPrecision(2))).replace(NARROW, " ");

@@ -43,7 +43,7 @@ export function actors(ctx) {
             !ctx.table && { label: "Table", sort: (actor) => actor.table, cell: (actor) => h("a", { href: hash(["tables", actor.table]) }, actor.table) },
             { label: "Rate", number: true, hint: WORDS.actor_rate, sort: (actor) => actor.steps_per_s, cell: (actor) => known(rate(actor.steps_per_s, "steps"), "Not measured for actors that write little.") },
             { label: "Last seen", number: true, hint: WORDS.last_seen, sort: (actor) => actor.last_seen_s, cell: (actor) => ago(actor.last_seen_s) },
-            { label: "Policy", number: true, hint: WORDS.policy_version, sort: (actor) => (actor.policy_version < 0 ? null : Number(actor.policy_version)), cell: (actor) => known(actor.policy_version < 0 ? DASH : count(actor.policy_version), WHY.policy_version) },
+            { label: "Policy", number: true, hint: WORDS.policy_version, sort: (actor) => (actor.policy_version === null || actor.policy_version < 0 ? null : Number(actor.policy_version)), cell: (actor) => known(actor.policy_version < 0 ? DASH : count(actor.policy_version), WHY.policy_version) },
             { label: "Staleness", number: true, hint: WORDS.staleness, sort: (actor) => actor.staleness, cell: (actor) => known(count(actor.staleness), WHY.staleness) },
             { label: "Open", number: true, hint: WORDS.open_episodes, sort: (actor) => actor.open_episodes, cell: (actor) => count(actor.open_episodes) },
             { label: "Steps", number: true, hint: "Steps committed since the service started.", sort: (actor) => actor.steps, cell: (actor) => count(actor.steps) },

@@ -11,7 +11,7 @@ import { h } from "../view.js";
 import { WHY, WORDS } from "../words.js";
 import { player } from "./player.js";
 import { endPill } from "./episodes.js";
-import { goals, plots } from "./stepplots.js";
+import { goals, inOrder, plots } from "./stepplots.js";
 
 const MOST_FIRST = 5;
 
@@ -124,16 +124,16 @@ export function episode(ctx) {
   }
 
   function windows(record) {
-    if (record.length - record.first_step <= steps.page) return null;
+    if (record.length - record.first_step <= steps.window) return null;
     const turn = (start) => film.move(start);
     return h("nav", { class: "pager windows", "aria-label": "Window of steps", key: "windows" },
-      button("Earlier", () => turn(steps.start - steps.page), { disabled: steps.start <= record.first_step }),
+      button("Earlier", () => turn(steps.start - steps.window), { disabled: steps.start <= record.first_step }),
       h("span", null, `Steps ${count(steps.start)} to ${count(steps.stop - 1)} of ${count(record.length)}`),
-      button("Later", () => turn(steps.start + steps.page), { disabled: steps.stop >= record.length }));
+      button("Later", () => turn(steps.start + steps.window), { disabled: steps.stop >= record.length }));
   }
 
   function chips(record) {
-    const list = record.columns.filter((column) => column.kind !== "image");
+    const list = inOrder(record.columns).filter((column) => column.kind !== "image");
     const toggle = (name) => {
       if (shown.has(name)) shown.delete(name);
       else shown.add(name);
@@ -146,8 +146,8 @@ export function episode(ctx) {
 
   function values(record) {
     const { at } = film;
-    const list = record.columns.filter((column) => steps.columns.has(column.name));
-    const priorities = Object.entries(steps.samplers.error ? {} : steps.samplers);
+    const list = inOrder(record.columns).filter((column) => steps.columns.has(column.name));
+    const priorities = Object.entries(steps.samplers?.error ? {} : (steps.samplers ?? {}));
     const failure = list.map((column) => steps.columns.get(column.name).error).find(Boolean);
     return [
       failure && failed(failure),

@@ -67,7 +67,7 @@ export function episodes(ctx) {
     const open = (id) => ctx.go([...here, String(id)]);
     const plot = (title, field, hint) => card({ title, hint, key: field }, settled({ ...got, data: got.data }, (data) => (data.episode_id.length === 0 ? empty("No episodes yet") : episodePoints({ key: field, points: data, field, label: title, onOpen: open })), chartSkeleton()));
     return h("section", { key: "plots", "aria-label": "Episodes over time" },
-      h("div", { class: "section-head" }, h("h2", null, `The newest ${got.data ? count(got.data.episode_id.length) : ""} episodes`), legend(Object.entries(ENDS).map(([end, { tone, name, symbol }]) => ({ name, tone: `${tone} mark-${symbol}`, title: WORDS[end] })))),
+      h("div", { class: "section-head" }, h("h2", null, `The newest ${got.data ? count(got.data.episode_id.length) : ""} episodes`), legend(Object.entries(ENDS).filter(([end]) => got.data?.end.includes(end)).map(([end, { tone, name, symbol }]) => ({ name, tone: `${tone} mark-${symbol}`, title: WORDS[end] })))),
       h("div", { class: "columns" }, plot("Return", "return", WORDS.return), plot("Length", "length", WORDS.length)));
   }
 

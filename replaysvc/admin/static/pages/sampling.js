@@ -52,7 +52,7 @@ function ages(got) {
 const compact = (edge) => (edge >= 1e6 ? `${digits(edge / 1e6, 2)} M` : edge >= 1e4 ? `${digits(edge / 1e3, 2)} k` : count(edge));
 
 function one(table, data) {
-  const options = Object.entries(data.options ?? {}).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
+  const options = Object.entries(data.options ?? {}).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
   const facts = [SENTENCES[data.kind] ?? "", options && `Options: ${options}.`, data.available !== null && data.available !== undefined && `${plural(data.available, "item")} can be handed out now.`, !data.built && "Nobody has drawn from it or updated it yet."].filter(Boolean).join(" ");
   return h("div", { class: "stack", key: `sampler-${data.name}` },
     h("p", { class: "lead", title: WORDS.built }, h("strong", null, data.name), ` (${data.kind}). ${facts}`),

@@ -1,15 +1,21 @@
 // The columns of an episode over its steps, its priorities, and its goals.
 
 import { count, digits } from "../format.js";
-import { card, chartSkeleton, failed } from "../parts.js";
+import { card, chartSkeleton, empty, failed } from "../parts.js";
 import { heat, legend, overSteps, path } from "../plots.js";
 import { plotted } from "../steps.js";
 import { h } from "../view.js";
 import { WORDS } from "../words.js";
 
+// Returns columns in the order in which one reads them: rewards and actions before the rest.
+export function inOrder(columns) {
+  const rank = ({ name }) => (name === "reward" ? 0 : name === "action" || name.startsWith("action/") ? 1 : 2);
+  return [...columns].sort((a, b) => rank(a) - rank(b));
+}
+
 // Returns a card for each column that is shown, and one for priorities.
 export function plots(record, steps, film, shown, onStep) {
-  const list = record.columns.filter((column) => shown.has(column.name) && column.kind !== "image");
+  const list = inOrder(record.columns).filter((column) => shown.has(column.name) && column.kind !== "image");
   return h("div", { class: "columns plots", key: "plots" }, list.map((column) => columnCard(column, steps, film, onStep)), priorities(record, steps, film, onStep));
 }
 
@@ -40,11 +46,12 @@ function columnCard(column, steps, film, onStep) {
 
 function priorities(record, steps, film, onStep) {
   if (record.samplers.length === 0) return null;
-  const names = Object.keys(steps.samplers).filter((name) => name !== "error");
+  const names = Object.keys(steps.samplers ?? {}).filter((name) => name !== "error");
   const rows = names.map((name, i) => ({ name, values: steps.samplers[name], tone: `s${i % 8}` }));
   return card({ title: "Priorities", hint: WORDS.priority, key: "priorities", span: "plot-card", level: "h3" },
     rows.length > 1 && legend(rows),
-    steps.samplers.error ? failed(steps.samplers.error) : names.length === 0 ? chartSkeleton()
+    steps.samplers === null ? chartSkeleton() : steps.samplers.error ? failed(steps.samplers.error)
+      : names.length === 0 ? empty("No priorities yet", "No sampler has priorities for this table: all steps are alike.")
       : overSteps({ key: "plot", start: steps.start, stop: steps.stop - 1, head: film.at, rows, step: true, stamp: steps.samplers, onStep }));
 }
 

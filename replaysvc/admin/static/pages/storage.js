@@ -28,7 +28,7 @@ export function storage(ctx) {
   function scrub(data) {
     const state = data.running ? pill("accent", "Running") : pill("off", "Off", "It was turned off in the settings, or there is nothing to read.");
     return card({ title: "Scrub", hint: WORDS.scrub, key: "scrub", actions: may && button("Scrub now…", () => startScrub(ctx.ask)) },
-      h("p", { class: "bar-line" }, state, h("span", null, data.whole_bytes > 0 ? `${share(data.done_bytes / data.whole_bytes)} of this round: ${bytes(data.done_bytes)} of ${bytes(data.whole_bytes)}` : "Nothing to read yet")),
+      h("p", { class: "bar-line" }, state, h("span", null, data.whole_bytes > 0 ? `${share(data.done_bytes / data.whole_bytes)} of this round: ${bytes(data.done_bytes)} of ${bytes(data.whole_bytes)}` : "Nothing to read now")),
       bar({ parts: [{ share: data.whole_bytes > 0 ? data.done_bytes / data.whole_bytes : 0, tone: "accent" }], label: `${bytes(data.done_bytes)} of ${bytes(data.whole_bytes)} of this round` }),
       h("dl", { class: "pairs" }, pair("Rounds finished", count(data.rounds), "Since the service started."), pair("Damaged chunks found", h("span", { class: data.damaged > 0 ? "bad" : "" }, count(data.damaged)), "Since the service started."),
         pair("Last finished", known(data.finished_at_s === null ? DASH : ago(Date.now() / 1000 - data.finished_at_s), WHY.never), "When a round last came to its end.")));
