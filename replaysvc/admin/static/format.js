@@ -55,7 +55,7 @@ export function bytes(value) {
 export function byteUnit(largest) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let power = 0;
-  while (power < units.length - 1 && Math.abs(largest) >= 999.5 * 1024 ** power) power++;
+  while (power < units.length - 1 && Math.abs(largest) >= 1023.5 * 1024 ** power) power++;
   return { scale: 1024 ** power, unit: units[power] };
 }
 
