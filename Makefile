@@ -8,7 +8,7 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 GENERATOR := $(PROTOC)/.installed
 
-.PHONY: install demo test lint bench torture clean
+.PHONY: install demo test browser lint bench torture clean
 
 install: $(DEV)
 
@@ -46,6 +46,10 @@ demo: $(RUN)
 test: $(DEV) $(GENERATOR)
 	@$(BIN)/python -m pytest
 
+# A real browser clicks through the dashboard of a running demo; Debian's package is chromium.
+browser: $(DEV)
+	@$(BIN)/python -m pytest tests/browser
+
 lint: $(DEV)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy replaysvc clients/replay_client clients/dqn
@@ -60,6 +64,7 @@ bench: $(DEV)
 	@$(BIN)/python tests/bench/long_episode.py
 	@$(BIN)/python tests/bench/kinds.py
 	@$(BIN)/python tests/bench/hindsight.py
+	@$(BIN)/python -m tests.bench.watched
 
 # What `make test` does in small, for as long as it takes (some three hours), one after the other; each says what it found, and
 # the last line writes that into the README.

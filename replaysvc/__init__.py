@@ -23,6 +23,7 @@ from replaysvc.ragged import RaggedArray
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
+    EpisodeFilter,
     Episodes,
     Goal,
     Her,
@@ -42,10 +43,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AtEnd", "Batch", "ClientConfig", "DenseReward", "EpisodeRecord", "EpisodeUniform", "Episodes", "FieldSpec", "Fifo",
-    "Goal", "Her", "Lifo", "Limiter", "LostActor", "Precision", "Prioritized", "RaggedArray", "Recency", "Remover",
-    "Sequences", "Signature", "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig", "TableStats",
-    "Terminated", "Transitions", "Uniform", "UpdateCounts", "WeightNorm", "WhenFull", "open",
+    "AtEnd", "Batch", "ClientConfig", "DenseReward", "EpisodeFilter", "EpisodeRecord", "EpisodeUniform", "Episodes",
+    "FieldSpec", "Fifo", "Goal", "Her", "Lifo", "Limiter", "LostActor", "Precision", "Prioritized", "RaggedArray",
+    "Recency", "Remover", "Sequences", "Signature", "SparseReward", "Stack", "StackPadding", "StoreConfig", "TableConfig",
+    "TableStats", "Terminated", "Transitions", "Uniform", "UpdateCounts", "WeightNorm", "WhenFull", "open",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ def main() -> None:
     """Runs the command line; says what to install if only the thin client is."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else each failed handshake is logged, and whoever likes fills the log
     try:
-        from replaysvc.plan import app
+        from replaysvc.top import app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("replaysvc"):
             raise

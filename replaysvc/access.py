@@ -59,8 +59,10 @@ MAY: dict[str, frozenset[Role]] = {
     "SampleLarge": _LEARNING,
     "UpdatePriorities": _LEARNING,
     "SetLimiter": _LEARNING,
+    "SetCapacity": _ADMIN,
     "DeleteEpisodes": _ADMIN,
     "TableStats": _ALL,  # actors keep pace with the learner by it
+    "Activity": _LOOKING,
     "ListEpisodes": _LOOKING,
     "ReadEpisode": _LOOKING,
     "PutParams": _MAKING,

@@ -164,9 +164,11 @@ class EmbeddedTable:
         Raises:
           InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
         """
-        self._engine.set_capacity(
-            capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
-        )
+        engine = self._engine
+        with self._owner.jobs.running("set_capacity", self.name):
+            engine.set_capacity(
+                capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
+            )
 
     def compact(self) -> int:
         """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back."""

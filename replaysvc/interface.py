@@ -7,9 +7,10 @@ from typing import Any, Literal, Protocol, overload
 
 from replaysvc.config import TableConfig
 from replaysvc.options import Limiter
-from replaysvc.requests import Transitions, Window
+from replaysvc.requests import EpisodeFilter, Transitions, Window
 from replaysvc.spec import Signature
 from replaysvc.types import Batch, EpisodeRecord, Params, TableStats, UpdateCounts
+from replaysvc.views import ActivityView
 from replaysvc.writer import Writer
 
 
@@ -44,11 +45,16 @@ class Table(Protocol):
 
     def set_limiter(self, limiter: Limiter) -> None: ...
 
+    def set_capacity(
+        self, *, capacity_steps: int | None = None, capacity_bytes: int | None = None, capacity_episodes: int | None = None
+    ) -> None: ...
+
     def stats(self) -> TableStats: ...
 
     def episodes(
-        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
-    ) -> list[EpisodeRecord]: ...
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False,
+        where: EpisodeFilter | None = None,
+    ) -> list[EpisodeRecord]: ...  # fmt: skip
 
     def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]: ...
 
@@ -73,6 +79,8 @@ class Replay(Protocol):
     def put_params(self, name: str, data: bytes, *, version: int) -> None: ...
 
     def get_params(self, name: str, *, newer_than: int = -1) -> Params | None: ...
+
+    def activity(self, table: str | None = None) -> ActivityView: ...
 
     def snapshot(self, path: str) -> None: ...
 

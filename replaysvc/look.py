@@ -16,6 +16,7 @@ from replaysvc.errors import NotFoundError
 from replaysvc.interface import Table
 from replaysvc.operate import app
 from replaysvc.ragged import RaggedArray
+from replaysvc.requests import EPISODE_ENDS, EpisodeFilter
 from replaysvc.types import EpisodeRecord
 
 __all__ = ["app"]
@@ -33,6 +34,13 @@ def episodes(
     actor: Annotated[str | None, typer.Option(help="only of this actor")] = None,
     limit: Annotated[int, typer.Option(help="how many, the newest first")] = 20,
     closed_only: Annotated[bool, typer.Option("--closed-only", help="only those that have ended")] = False,
+    end: Annotated[str | None, typer.Option(help=f"only those with this end: {', '.join(EPISODE_ENDS)}")] = None,
+    min_return: Annotated[float | None, typer.Option(help="smallest sum of rewards")] = None,
+    max_return: Annotated[float | None, typer.Option(help="largest")] = None,
+    min_length: Annotated[int | None, typer.Option(help="fewest steps")] = None,
+    max_length: Annotated[int | None, typer.Option(help="most")] = None,
+    min_policy_version: Annotated[int | None, typer.Option(help="oldest policy, by its version")] = None,
+    max_policy_version: Annotated[int | None, typer.Option(help="newest")] = None,
     as_json: Json = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
@@ -41,7 +49,11 @@ def episodes(
 ) -> None:
     """List stored episodes, the newest first."""
     with failures(), opened(target, Shown(token_file, tls_ca, tls_certificate, tls_key)) as replay:
-        records = replay.table(table).episodes(limit=limit, actor=actor, closed_only=closed_only)
+        where = EpisodeFilter(
+            end=end, min_return=min_return, max_return=max_return, min_length=min_length, max_length=max_length,
+            min_policy_version=min_policy_version, max_policy_version=max_policy_version,
+        )  # fmt: skip
+        records = replay.table(table).episodes(limit=limit, actor=actor, closed_only=closed_only, where=where)
         if as_json:
             print(json.dumps([asdict(record) for record in records]))
             return
@@ -58,13 +70,7 @@ def _row(record: EpisodeRecord) -> tuple[str, ...]:
     steps = f"{record.length:,}" + (f" (from {record.first_step:,})" if record.first_step else "")
     policy = "" if record.policy_version < 0 else str(record.policy_version)
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started_at_s))
-    return str(record.episode_id), escape(record.actor), steps, f"{record.return_:,.6g}", _end(record), policy, started
-
-
-def _end(record: EpisodeRecord) -> str:
-    if record.end_reason:
-        return record.end_reason
-    return "terminated" if record.terminated else "truncated" if record.truncated else "open"
+    return str(record.episode_id), escape(record.actor), steps, f"{record.return_:,.6g}", record.end, policy, started
 
 
 @app.command()

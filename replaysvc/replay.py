@@ -31,12 +31,14 @@ from replaysvc.keeper import Keepers
 from replaysvc.spec import Signature
 from replaysvc.storage import Snapshots, Store, System, TableStore
 from replaysvc.table import Table, check_table
+from replaysvc.table.actors import heard_last
 from replaysvc.table.committer import Committer
 from replaysvc.types import Params
-from replaysvc.views import BacklogView, DiskView, ScrubView, SnapshotView
+from replaysvc.views import ActivityView, BacklogView, DiskView, ScrubView, SnapshotView
 
 log = logging.getLogger(__name__)
 
+_POLICY = "policy"  # the parameter set that actors act by
 _CLOSED = "the store is closed"
 
 
@@ -249,6 +251,19 @@ class Replay:
         if found is None:
             raise NotFoundError(f"params {shown(name)} do not exist")
         return Params(*found)
+
+    def activity(self, table: str | None = None) -> ActivityView:
+        """Returns who writes, to all tables or one: of the actors at most 1,000, those that were heard of last. Who samples is
+        told apart by a service alone. The newest policy version is that of the parameter set "policy", or where there is none,
+        the newest that an actor wrote with.
+
+        Raises:
+          NotFoundError: no such table.
+        """
+        newest = self.params_versions().get(_POLICY)
+        engines = list(self.engines().values()) if table is None else [self.engine(check_text("table", table))]
+        actors, written = heard_last({engine.name: engine.actors for engine in engines})
+        return ActivityView(actors=actors, learners=(), newest_policy_version=written if newest is None else newest)
 
     def snapshot(self, path: str | Path) -> None:
         """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.

@@ -106,6 +106,13 @@ class EpisodeRecord:
     metadata: Mapping[str, Any]
     end_reason: str = ""
 
+    @property
+    def end(self) -> str:
+        """Returns "terminated", "truncated", "lost_actor", or "open" of an episode without an end, as EpisodeFilter says it."""
+        if self.terminated:
+            return "terminated"
+        return self.end_reason or ("truncated" if self.truncated else "open")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStats:

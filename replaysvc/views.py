@@ -48,8 +48,8 @@ class PriorityView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawView:
-    """What a sampler would draw now. ages_s: float64 [n], of the drawn steps; probability: float64 [n], their chance at each draw;
-    uniform_probability: 1 / stored steps, to compare."""
+    """What a sampler would draw now. ages_s: float64 [n], of the drawn steps; probability: float64 [n], their chance at each
+    draw; uniform_probability: 1 / stored steps, to compare."""
 
     ages_s: Array
     probability: Array
@@ -69,8 +69,8 @@ class TopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerView:
-    """A sampler of a table. kind: "Uniform", "Prioritized", ... options: its fields. built: whether it was drawn from, or updated,
-    so that its structure is there. available: of a queue in use, how many items it can hand out now, else None."""
+    """A sampler of a table. kind: "Uniform", "Prioritized", ... options: its fields. built: whether it was drawn from, or
+    updated, so that its structure is there. available: of a queue in use, how many items it can hand out now, else None."""
 
     name: str
     kind: str
@@ -95,8 +95,8 @@ class ColumnView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorView:
-    """An actor, as the process has seen it. steps, episodes: committed since it started. open_episodes: now. policy_version: the
-    newest that it wrote with, -1 if it gave none. last_seen_s: seconds since it was last heard of, by a step or by a
+    """An actor, as the process has seen it. steps, episodes: committed since it started. open_episodes: now. policy_version:
+    the newest that it wrote with, -1 if it gave none. last_seen_s: seconds since it was last heard of, by a step or by a
     sign of life."""
 
     name: str
@@ -127,8 +127,8 @@ class EpisodeColumns:
 class TableCounts:
     """Counts since the process started, beyond those of TableStats.
 
-    sampled_items: by sampler. waited_s and waiting: by side, "insert" and "sample": seconds spent waiting for the limiter, and how
-    many wait now. inserting_waits_for: why one step could not be inserted now, "" if it could. ended_episodes: by end,
+    sampled_items: by sampler. waited_s and waiting: by side, "insert" and "sample": seconds spent waiting for the limiter, and
+    how many wait now. inserting_waits_for: why one step could not be inserted now, "" if it could. ended_episodes: by end,
     "terminated", "truncated", "lost_actor". removed_steps: by reason, "capacity", "deleted", "damaged". cache_evictions:
     chunks that made room for others in RAM; cache_budget_bytes: how much of it there is. her_items, her_relabeled: items
     drawn with a hindsight request, and those that got another goal. sample_age_steps: how far behind the newest step
@@ -153,8 +153,8 @@ class TableCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """One segment file of a table. used_bytes: of its pages; allocated_bytes: what the disk gives it. chunks: that it holds, with
-    those removed since; live_chunks: of them, those still in the table."""
+    """One segment file of a table. used_bytes: of its pages; allocated_bytes: what the disk gives it. chunks: that it holds,
+    with those removed since; live_chunks: of them, those still in the table."""
 
     name: str
     sealed: bool
@@ -167,8 +167,8 @@ class SegmentView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStorage:
-    """How a table lies on disk. commit_s: whole commits; sync_s: their last part, in which the disk makes them durable. readers:
-    of the active segment."""
+    """How a table lies on disk. commit_s: whole commits; sync_s: their last part, in which the disk makes them durable.
+    readers: of the active segment."""
 
     segments: tuple[SegmentView, ...]
     commit_s: HistogramView
@@ -225,8 +225,8 @@ class ScrubView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A long piece of work. state: "running", "done" or "failed"; done of whole: how far, whole 0 if that is not known. who: that
-    asked for it. message: what came of it, or why it failed."""
+    """A long piece of work. state: "running", "done" or "failed"; done of whole: how far, whole 0 if that is not known. who:
+    that asked for it. message: what came of it, or why it failed."""
 
     number: int
     kind: str
@@ -270,3 +270,13 @@ class CallCounts:
     refused: Mapping[str, int] = field(default_factory=dict)
     inflight: Mapping[str, int] = field(default_factory=dict)
     held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityView:
+    """Who writes and who samples. actors: by table, those that were heard of last, the newest first. learners: none where the
+    store is embedded, since nobody is told apart there. newest_policy_version: None if none is known."""
+
+    actors: Mapping[str, tuple[ActorView, ...]]
+    learners: tuple[LearnerView, ...]
+    newest_policy_version: int | None

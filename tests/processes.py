@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_LISTENING = "listening on "
+_LISTENING, _DASHBOARD = "listening on ", "dashboard on "
 
 
 class ServiceProcess:
@@ -14,6 +14,7 @@ class ServiceProcess:
         self._data, self._options = data, options
         self._process: subprocess.Popen[str] | None = None
         self.port = 0
+        self.dashboard = ""  # its address, with the option --admin-port
         self.printed = ""  # on standard output after the line that says where it listens; known once it has ended
         self.log = data.parent / f"{data.name}.log"
 
@@ -33,6 +34,10 @@ class ServiceProcess:
             status = self._end()
             raise AssertionError(f"the server ended with status {status}: {self.log.read_text()}")
         self.port = int(line.rpartition(":")[2])
+        if "--admin-port" in self._options:
+            line = self._process.stdout.readline()
+            assert line.startswith(_DASHBOARD), f"expected where the dashboard is, found {line!r}"
+            self.dashboard = line.removeprefix(_DASHBOARD).strip()
         return self
 
     @property

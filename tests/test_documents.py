@@ -9,8 +9,8 @@ import pytest
 import typer.main
 
 import replaysvc
-from replaysvc.plan import app
 from replaysvc.settings import Settings, load
+from replaysvc.top import app
 from tests.processes import ServiceProcess
 from tests.torture import promises
 

@@ -47,6 +47,7 @@ from replaysvc.ragged import RaggedArray
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
+    EpisodeFilter,
     Episodes,
     Goal,
     Her,
@@ -71,6 +72,7 @@ __all__ = [
     "ClientConfig",
     "ConfigurationError",
     "DenseReward",
+    "EpisodeFilter",
     "EpisodeRecord",
     "EpisodeUniform",
     "Episodes",

@@ -19,6 +19,7 @@ from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchErro
 from replaysvc.spec import Signature
 from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.views import ActivityView, ActorView, LearnerView
 
 _PIECE_BYTES = 1 << 20
 _SNAPSHOT_TIMEOUT_S = 3600.0  # it copies all that is stored
@@ -125,6 +126,25 @@ class Client:
             return None
         return Params(pieces[0].version, b"".join(message.piece for message in pieces))
 
+    def activity(self, table: str | None = None) -> ActivityView:
+        """Returns who writes and who samples, in all tables or one, as far as the service has seen since it was started.
+
+        Of the actors, at most 1,000: those that were heard of last.
+
+        Raises:
+          NotFoundError: no such table. ReplayError: an older service that does not tell.
+        """
+        request = pb.ActivityRequest(table="" if table is None else check_text("table", table))
+        told = json.loads(self._call("Activity", request).activity_json)
+        actors: dict[str, list[ActorView]] = {}
+        for each in told["actors"]:
+            actors.setdefault(each["table"], []).append(_known(ActorView, each))
+        learners = tuple(_known(LearnerView, each) for each in told["learners"])
+        return ActivityView(
+            actors={name: tuple(seen) for name, seen in actors.items()}, learners=learners,
+            newest_policy_version=told["newest_policy_version"],
+        )  # fmt: skip
+
     def snapshot(self, path: str) -> None:
         """Copies the store as it is now, durably, on the server's machine: `path` is the name of a new directory there, within
         the server's `snapshot_dir`, and no path.
@@ -192,6 +212,11 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _known(view: Any, told: dict[str, Any]) -> Any:
+    """Returns a view of those of its fields that are told; a newer service tells more."""
+    return view(**{name: value for name, value in told.items() if name in view.__dataclass_fields__})
 
 
 def connect(address: str, *, token: str | None = None, tls: Tls | None = None, config: ClientConfig | None = None) -> Client:

@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -18,7 +19,7 @@ from replaysvc.codec import ChunkDecoder
 from replaysvc.config import EPISODES_PAGE_BYTES, MAX_UPDATES, TableConfig
 from replaysvc.errors import NotFoundError, SpecMismatchError
 from replaysvc.options import Limiter, check_prioritized
-from replaysvc.requests import Episodes, Transitions, Window
+from replaysvc.requests import EpisodeFilter, Episodes, Transitions, Window
 from replaysvc.selectors import check_priorities
 from replaysvc.spec import Signature
 from replaysvc.types import Array, Batch, BatchStream, EpisodeRecord, TableStats, UpdateCounts
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _MAX_BATCH = 1 << 20
 _MOST_KINDS = 256
-_COMPACT_TIMEOUT_S = 3600.0  # it may write anew much of what is stored
+_LONG_TIMEOUT_S = 3600.0  # of what may remove, or write anew, much of what is stored
+_FILTERED_EPISODES = 1000  # in a page of a service that does not filter itself
 
 
 class RemoteTable:
@@ -179,13 +181,32 @@ class RemoteTable:
         self._call("SetLimiter", pb.SetLimiterRequest(**self._which, limiter_json=json.dumps(limiter.to_json())))
         self.config = config
 
+    def set_capacity(
+        self, *, capacity_steps: int | None = None, capacity_bytes: int | None = None, capacity_episodes: int | None = None
+    ) -> None:
+        """Puts these bounds in the place of the table's, durably, and removes what is over them at once; None: no bound.
+
+        Raises:
+          InvalidRequestError: a bound out of range, or of fewer steps than the limiter asks for; nothing is changed.
+        """
+        config = replace(
+            self.config, capacity_steps=capacity_steps, capacity_bytes=capacity_bytes, capacity_episodes=capacity_episodes
+        )
+        request = pb.SetCapacityRequest(
+            **self._which, capacity_steps=config.capacity_steps, capacity_bytes=config.capacity_bytes,
+            capacity_episodes=config.capacity_episodes,
+        )  # fmt: skip
+        connection = self._client.connection
+        connection.retrying(lambda: connection.call("SetCapacity", request, timeout_s=_LONG_TIMEOUT_S))
+        self.config = config
+
     def compact(self) -> int:
         """Gives back the disk space of removed and deleted steps as far as it can; returns the bytes that the disk got back.
 
         If an answer was lost, the number counts only what the last attempt gave back.
         """
         connection, request = self._client.connection, pb.CompactRequest(**self._which)
-        freed: int = connection.retrying(lambda: connection.call("Compact", request, timeout_s=_COMPACT_TIMEOUT_S)).freed_bytes
+        freed: int = connection.retrying(lambda: connection.call("Compact", request, timeout_s=_LONG_TIMEOUT_S)).freed_bytes
         return freed
 
     def delete_episodes(self, episode_ids: Any, *, open_episodes: bool = False) -> int:
@@ -213,24 +234,34 @@ class RemoteTable:
         return TableStats(**{name: value for name, value in json.loads(response.stats_json).items() if name in known})
 
     def episodes(
-        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False
-    ) -> list[EpisodeRecord]:
-        """Returns records of stored episodes, the newest first."""
+        self, *, limit: int = 100, before_id: int | None = None, actor: str | None = None, closed_only: bool = False,
+        where: EpisodeFilter | None = None,
+    ) -> list[EpisodeRecord]:  # fmt: skip
+        """Returns records of stored episodes, the newest first: `limit` of those below `before_id` that meet all else."""
         limit = check_number("limit", limit, 1, 100_000)
         if before_id is not None:
             before_id = check_number("before_id", before_id, 0, (1 << 63) - 1)
         actor = None if actor is None else check_actor(actor)
         closed_only = check_flag("closed_only", closed_only)
+        if where is not None and not isinstance(where, EpisodeFilter):
+            raise SpecMismatchError("where", "an EpisodeFilter or None", shown(where))
+        asked = {name: value for name, value in asdict(where or EpisodeFilter()).items() if value is not None}
         records: list[EpisodeRecord] = []
+        least = 1
         while True:
+            wanted = max(least, limit - len(records))
             request = pb.ListEpisodesRequest(
-                **self._which, limit=limit - len(records), before_id=before_id, actor=actor, closed_only=closed_only
+                **self._which, limit=wanted, before_id=before_id, actor=actor, closed_only=closed_only, **asked
             )
             page = self._call("ListEpisodes", request)
-            records += map(_record, page.episodes)
-            if len(records) >= limit or page.ByteSize() < EPISODES_PAGE_BYTES:
-                return records
-            before_id = records[-1].episode_id
+            found = [_record(message) for message in page.episodes]
+            meeting = [record for record in found if where is None or _meets(record, where)]
+            records += meeting
+            if len(records) >= limit or (len(found) < wanted and page.ByteSize() < EPISODES_PAGE_BYTES):
+                return records[:limit]
+            before_id = found[-1].episode_id
+            if len(meeting) < len(found):
+                least = _FILTERED_EPISODES  # an older service, which passes `where` over
 
     def read_episode(self, episode_id: int, start: int | None = None, stop: int | None = None) -> dict[str, Any]:
         """Returns steps [start, stop) of an episode by column name; observations have one row more.
@@ -277,6 +308,15 @@ def _numbers(field: str, values: Any, kinds: str, dtype: str) -> Array:
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
         raise SpecMismatchError(field, f"{np.dtype(dtype).name}[n]", f"{array.dtype}{list(array.shape)}")
     return array.astype(dtype)
+
+
+def _meets(record: EpisodeRecord, where: EpisodeFilter) -> bool:
+    bounds = (
+        (record.length, where.min_length, where.max_length), (record.return_, where.min_return, where.max_return),
+        (record.policy_version, where.min_policy_version, where.max_policy_version),
+    )  # fmt: skip
+    within = all((low is None or low <= value) and (high is None or value <= high) for value, low, high in bounds)
+    return within and where.end in (None, record.end)
 
 
 def _record(message: pb.Episode) -> EpisodeRecord:

@@ -23,7 +23,8 @@ class Admin:
 
     access: knows the tokens; None: everyone may do everything. status: of the gRPC door, "starting", "serving" or "draining".
     address: of that door. data: the store's directory. version: of replaysvc. names: host names that browsers may call
-    besides localhost and IP addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
+    besides localhost and IP addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the
+    log. wall, monotonic: clocks.
     """
 
     replay: Replay

@@ -5,9 +5,11 @@ reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or 
 (DNS rebinding), which `Host` tells: a rebound name is never an address, never localhost, and not among those that we know.
 """
 
+import asyncio
 import ipaddress
 import logging
 import re
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,11 +18,12 @@ from replaysvc.admin.answers import GUARDS, refusal
 
 log = logging.getLogger(__name__)
 
-BODY_BYTES = 1 << 20  # of a request
+HEAD_BYTES = 16 << 10  # of a request without its body
+BODY_BYTES = 1 << 20
 MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
+_PIECE_BYTES = 64 << 10  # of an answer
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 _PROBES = frozenset({"/livez", "/readyz"})
-_BODIES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 class Guard:
@@ -47,15 +50,29 @@ class Guard:
             await refusal(503, "UnavailableError", sentence, retry_after="1", connection="close")(scope, receive, send)
             return
         self._requests += 1
+        under_way = True
+
+        def settle() -> None:
+            nonlocal under_way
+            self._requests -= under_way
+            under_way = False
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _settling(send, settle))
+        except asyncio.CancelledError:
+            log.warning("%s %.200s was under way at the end, and is left behind", scope["method"], scope["path"])
+            raise
         except Exception:  # which was answered already
             log.exception("%s %.200s failed", scope["method"], scope["path"])
         finally:
-            self._requests -= 1
+            settle()
 
     def _refused(self, scope: Scope) -> tuple[int, str, str, dict[str, str]] | None:
         """Returns status, error, sentence and headers of the answer to a request that is not let in."""
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in scope["headers"])
+        if head > HEAD_BYTES:
+            sentence = f"expected a request of at most {HEAD_BYTES} bytes before its body, found {head}"
+            return 431, "InvalidRequestError", sentence, {"connection": "close"}
         headers: dict[str, list[str]] = {}
         for key, value in scope["headers"]:
             headers.setdefault(key.decode("latin-1"), []).append(value.decode("latin-1"))
@@ -63,14 +80,15 @@ class Guard:
         if len(hosts) != 1 or not self._is_known(hosts[0]):
             sentence = "host: expected localhost, an IP address or a name in the setting admin_names, found another"
             return 400, "InvalidRequestError", sentence, {}
-        if not scope["path"].startswith("/"):
-            return 400, "InvalidRequestError", "target: expected a path", {}
+        if not scope["path"].startswith("/") or not scope["path"].isprintable():
+            return 400, "InvalidRequestError", "target: expected a path of printable characters", {}
         if not _is_ours(scope, headers, hosts[0]):
             sentence = "expected a request of this page itself, found one on behalf of another site"
             return 403, "PermissionDeniedError", sentence, {}
-        if scope["method"] in _BODIES:
-            return _refused_body(headers)
-        return None
+        if scope["method"] not in ("GET", "POST"):
+            close = {"allow": "GET, POST", "connection": "close"}
+            return 405, "InvalidRequestError", "method: expected GET or POST", close
+        return _refused_body(scope["method"], headers)
 
     def _is_known(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
@@ -100,8 +118,12 @@ def _is_ours(scope: Scope, headers: dict[str, list[str]], host: str) -> bool:
     return is_link and scope["method"] == "GET" and scope["path"] == "/"
 
 
-def _refused_body(headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
+def _refused_body(method: str, headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
     lengths, close = headers.get("content-length", []), {"connection": "close"}
+    if method == "GET":
+        if "transfer-encoding" in headers or lengths not in ([], ["0"]):
+            return 400, "InvalidRequestError", "body: expected none, found one", close
+        return None
     if "transfer-encoding" in headers or len(lengths) != 1 or not lengths[0].isdigit():
         return 411, "InvalidRequestError", "content-length: expected one, before the body", close
     if int(lengths[0]) > BODY_BYTES:
@@ -112,8 +134,26 @@ def _refused_body(headers: dict[str, list[str]]) -> tuple[int, str, str, dict[st
     return None
 
 
+def _settling(send: Send, settle: Callable[[], None]) -> Send:
+    """Calls `settle` as soon as there is an answer: a client may take its time to read it, which is not our work."""
+
+    async def settling(message: Message) -> None:
+        settle()
+        await send(message)
+
+    return settling
+
+
 def _with_headers(send: Send, asked: str) -> Send:
+    """Adds the headers of every answer, and sends it in pieces, each as the client has taken the one before."""
+
     async def guarded(message: Message) -> None:
+        body = message.get("body", b"")
+        if len(body) > _PIECE_BYTES:  # in one piece, the connection would keep a copy of all of it
+            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
+            for at in range(0, last, _PIECE_BYTES):
+                await send({"type": message["type"], "body": body[at : at + _PIECE_BYTES], "more_body": True})
+            message = {**message, "body": body[last:]}
         if message["type"] == "http.response.start":
             there = {key for key, _ in message.get("headers", [])}
             more = [*GUARDS, (b"x-request-id", asked.encode())]

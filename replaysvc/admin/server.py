@@ -12,12 +12,14 @@ import anyio.to_thread
 import uvicorn
 
 from replaysvc.admin.app import guarded, make_app
-from replaysvc.admin.connection import HEAD_BYTES, Connection
+from replaysvc.admin.connection import Connection
 from replaysvc.admin.context import Admin
+from replaysvc.admin.guard import HEAD_BYTES
 from replaysvc.admin.watch import Watch
 from replaysvc.errors import UnavailableError
 
 log = logging.getLogger(__name__)
+_library_log = logging.getLogger("uvicorn.error")
 
 THREADS = 4  # that look at the store at once
 _START_S = 30.0
@@ -67,7 +69,7 @@ class AdminServer:
         self._watch = Watch(admin, tls.refresh if tls is not None else lambda: None)
         self.app = make_app(admin, self._watch)
         context = tls.context if tls is not None else None
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of bad requests it would warn as often as they come
+        _library_log.setLevel(logging.ERROR)  # of bad requests it would warn as often as they come
         self._server = uvicorn.Server(
             uvicorn.Config(
                 guarded(self.app, admin), http=Connection, loop="asyncio", lifespan="off", ws="none", interface="asgi3",
@@ -78,6 +80,11 @@ class AdminServer:
         )  # fmt: skip
         # its workers are daemons as it is: a look that never ends must not keep the process alive
         self._thread = threading.Thread(target=self._run, name="replaysvc-admin", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        """Returns how many connections are open."""
+        return len(self._server.server_state.connections)
 
     def start(self) -> None:
         """Begins to serve. Raises UnavailableError: the thread ended, see the log."""
@@ -93,6 +100,7 @@ class AdminServer:
 
     def stop(self) -> None:
         """Ends: no new requests, a moment for those under way. A look that does not end is left behind."""
+        _library_log.setLevel(logging.CRITICAL)  # what it has to cut off now is told by the guard
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)

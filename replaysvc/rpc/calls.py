@@ -55,6 +55,7 @@ _METHODS: Mapping[str, Method] = {
     "SampleLarge": Method(Kind.TRANSFERS, 256 << 10),
     "DeleteEpisodes": Method(Kind.TRANSFERS, 10 << 20, 16),  # ids of a byte become numbers of eight, and Python's
     "ReadEpisode": Method(Kind.TRANSFERS),
+    "SetCapacity": Method(Kind.TRANSFERS),
     "PutParams": Method(Kind.TRANSFERS, MESSAGE_BYTES),
     "GetParams": Method(Kind.TRANSFERS),
     "Snapshot": Method(Kind.TRANSFERS),

@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from dataclasses import asdict, fields
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -18,6 +19,7 @@ from replaysvc.options import Limiter
 from replaysvc.requests import (
     AtEnd,
     DenseReward,
+    EpisodeFilter,
     Episodes,
     Goal,
     Her,
@@ -36,6 +38,7 @@ from replaysvc.spec import Signature
 from replaysvc.table import Table
 from replaysvc.types import Array, EpisodeRecord
 from replaysvc.v1 import replay_pb2 as pb
+from replaysvc.views import ActivityView
 
 MAX_NAMES = 1000
 MAX_ITEMS = 1 << 20  # of a sample request
@@ -230,6 +233,25 @@ def episode_ids_of(request: pb.DeleteEpisodesRequest) -> list[int]:
 def limiter_of(text: str) -> Limiter:
     """Returns the limiter in `text`."""
     return Limiter.from_json(parse_json("limiter_json", text))
+
+
+def filter_of(request: pb.ListEpisodesRequest) -> EpisodeFilter:
+    """Returns what a request asks of episodes. Raises SpecMismatchError."""
+    names = [each.name for each in fields(EpisodeFilter)]
+    return EpisodeFilter(**{name: getattr(request, name) for name in names if request.HasField(name)})
+
+
+def capacity_of(request: pb.SetCapacityRequest) -> dict[str, int | None]:
+    """Returns the capacities in a request, None where it has none."""
+    names = ("capacity_steps", "capacity_bytes", "capacity_episodes")
+    return {name: getattr(request, name) if request.HasField(name) else None for name in names}
+
+
+def activity_json(view: ActivityView) -> str:
+    """Returns the JSON of who writes and who samples, as `ActivityResponse` says."""
+    actors = [{"table": table} | asdict(seen) for table, all_seen in view.actors.items() for seen in all_seen]
+    learners = [asdict(seen) for seen in view.learners]
+    return json.dumps({"actors": actors, "learners": learners, "newest_policy_version": view.newest_policy_version})
 
 
 def episode_message(record: EpisodeRecord) -> pb.Episode:

@@ -53,15 +53,21 @@ class Reflection:
     def _reflect(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
         began_at, code, sent = self._activity.clock(), grpc.StatusCode.CANCELLED.name, 0
         context.set_trailing_metadata(((REQUEST_KEY, request_id.get()),))
-        has_place = self._places.acquire(blocking=False)
+        has_place, late = self._places.acquire(blocking=False), threading.Event()
+
+        def end() -> None:
+            late.set()  # its requests may look as if they had ended
+            context.cancel()
+
         try:
             if not has_place:
                 raise CapacityError(f"reflection: {_CALLS} others ask now; try again")
-            with self._watch.limit(_CALL_S, context.cancel):
+            with self._watch.limit(_CALL_S, end):
                 for answer in self._answers(requests, context):
                     sent += answer.ByteSize()
                     yield answer
-            code = grpc.StatusCode.OK.name
+            if not late.is_set():
+                code = grpc.StatusCode.OK.name
         except Exception as error:
             code = code_of(error, context)
             abort(error, context)

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ _WAIT_SLICE_S = 1.0  # longest that a call waits for data or a limiter; the clie
 _PIECE_BYTES = 4 << 20
 _PAGE_EPISODES = 256  # records are read in pages of so many
 _PAGE_BYTES = 2 * EPISODES_PAGE_BYTES  # at most, since the last of its records may be long
+_ACTIVITY_BYTES = 4 << 20  # of 1,000 actors and 1,024 learners, with room for long names
 _ITEM_BYTES = 64  # what an item takes beside its fields
 _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stops reading or sending must not keep its worker
 
@@ -136,13 +137,13 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         most = min(most, MAX_MESSAGE_BYTES if large is None else large)
         call.hold_answer(copies * most)
         wait_s, sampler = min(request.timeout_s, _WAIT_SLICE_S), request.sampler or "uniform"
-        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request.table, sampler, items, batches):
+        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request, sampler) as waits:
             columns: list[BatchColumn] = engine.draw(
                 request.batch_size, what, sampler=sampler,
                 seed=request.seed if request.HasField("seed") else None,
                 beta=request.beta if request.HasField("beta") else None,
                 timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
-                allocate=np.empty if slot is None else slot.allocate,
+                allocate=np.empty if slot is None else slot.allocate, waited=waits.append,
             )  # fmt: skip
         size = batch_bytes(columns)
         check_bytes(size, large=large)  # in a slot, too: what is too large must not depend on where it goes
@@ -151,17 +152,17 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         return columns
 
     @contextlib.contextmanager
-    def _noted(self, table: str, sampler: str, items: int, batches: int) -> Iterator[None]:
-        """Notes the draw that is made meanwhile."""
-        activity, learner = self._activity, current().peer.shown
-        began_at = activity.clock()
+    def _noted(self, request: pb.SampleRequest, sampler: str) -> Iterator[list[float]]:
+        """Notes the draw that is made meanwhile. Gives a list for the seconds of its waits."""
+        activity, who, batches = self._activity, (current().peer.shown, request.table, sampler), request.batches or 1
+        began_at, waits = activity.clock(), list[float]()
         try:
-            yield
+            yield waits
         except NotReadyError as error:
-            waited_s = activity.clock() - began_at
-            activity.sampled(learner, table, sampler, 0, waited_s, waited_s, str(error))
+            activity.sampled(*who, 0, activity.clock() - began_at, sum(waits), str(error))
             raise
-        activity.sampled(learner, table, sampler, items, activity.clock() - began_at, 0.0, batches=batches)
+        seconds = activity.clock() - began_at
+        activity.sampled(*who, batches * request.batch_size, seconds, sum(waits), batches=batches)
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
         positions = convert.numbers_of("positions", request.positions, "<i8")
@@ -174,6 +175,10 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         self._engine(request).set_limiter(convert.limiter_of(request.limiter_json))
         return pb.SetLimiterResponse()
 
+    def SetCapacity(self, request: pb.SetCapacityRequest, context: Any) -> pb.SetCapacityResponse:
+        self._table(request).set_capacity(**convert.capacity_of(request))
+        return pb.SetCapacityResponse()
+
     def DeleteEpisodes(self, request: pb.DeleteEpisodesRequest, context: Any) -> pb.DeleteEpisodesResponse:
         deleted = self._table(request).delete_episodes(convert.episode_ids_of(request), open_episodes=request.open_episodes)
         return pb.DeleteEpisodesResponse(deleted=deleted)
@@ -181,16 +186,23 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     def TableStats(self, request: pb.TableStatsRequest, context: Any) -> pb.TableStatsResponse:
         return pb.TableStatsResponse(stats_json=json.dumps(asdict(self._engine(request).stats())))
 
+    def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
+        current().hold_answer(ANSWER_COPIES * _ACTIVITY_BYTES)
+        view = self._replay.activity(request.table or None)
+        learners = tuple(each for each in self._activity.learners() if request.table in ("", each.table))
+        return pb.ActivityResponse(activity_json=convert.activity_json(replace(view, learners=learners)))
+
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None
         actor = request.actor if request.HasField("actor") else None
+        where = convert.filter_of(request)
         engine, wanted = self._engine(request), request.limit or 1000
         check_number("limit", wanted, 1, 100_000)
         current().hold_answer(ANSWER_COPIES * _PAGE_BYTES)
         response, size = pb.ListEpisodesResponse(), 0
         while len(response.episodes) < wanted and size < EPISODES_PAGE_BYTES:
             limit = min(_PAGE_EPISODES, wanted - len(response.episodes))
-            records = engine.episodes(limit, before, actor, request.closed_only)
+            records = engine.episodes(limit, before, actor, request.closed_only, where)
             for record in records:
                 response.episodes.append(convert.episode_message(record))
                 size += response.episodes[-1].ByteSize()

@@ -1,5 +1,6 @@
 """Who writes to a table, and when it was last heard of. The table's lock is held around every call but `seen`."""
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from threading import Condition
@@ -13,6 +14,7 @@ from replaysvc.views import ActorView
 
 _MOST_ACTORS = 4096  # names are the callers': the one that was not heard of for longest is forgotten first
 _MOST_SESSIONS = 65_536
+_MOST_TOLD = 1000  # of all tables
 
 
 class _Seen(NamedTuple):
@@ -87,3 +89,17 @@ class Actors:
             )
             for name, seen in reversed(known)
         ]  # fmt: skip
+
+
+def heard_last(tables: Mapping[str, Actors]) -> tuple[dict[str, tuple[ActorView, ...]], int | None]:
+    """Returns the actors of tables, by table and the newest first: of all together the 1,000 that were heard of last. And the
+    newest policy version that any actor wrote with, None if none gave one."""
+    newest, last = -1, list[tuple[str, ActorView]]()
+    for name, actors in tables.items():
+        seen = actors.seen()
+        newest = max([newest, *(actor.policy_version for actor in seen)])
+        last = heapq.nsmallest(_MOST_TOLD, [*last, *((name, actor) for actor in seen)], lambda told: told[1].last_seen_s)
+    told: dict[str, list[ActorView]] = {}
+    for name, actor in last:
+        told.setdefault(name, []).append(actor)
+    return {name: tuple(seen) for name, seen in told.items()}, newest if newest >= 0 else None

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -47,11 +48,12 @@ class Sampling:
 
     def draw(
         self, batch_size: int, what: Window, *, sampler: str, seed: int | None, beta: float | None, timeout_s: float,
-        batches: int = 1, allocate: Allocate = np.empty,
+        batches: int = 1, allocate: Allocate = np.empty, waited: Callable[[float], None] = lambda _: None,
     ) -> list[BatchColumn]:  # fmt: skip
         """Returns `batches` batches of `batch_size` items, one after the other in each column, in stored precision.
 
-        `allocate` makes the arrays for the columns of the signature that travel as they are stored.
+        `allocate` makes the arrays for the columns of the signature that travel as they are stored. `waited` is told the seconds
+        of each wait for data or for the limiter.
 
         Raises:
           NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
@@ -83,7 +85,7 @@ class Sampling:
             if core.counts["corrupt"] > corrupt:  # damage was found, and is drawn no more: each time there is less of it
                 attempts, corrupt = 1, core.counts["corrupt"]
             with core.changed:
-                self._wait_ready(count, what, sampler, deadline)
+                self._wait_ready(count, what, sampler, deadline, waited)
                 rng, began = core.rng if seed is None else np.random.default_rng(seed), time.perf_counter()
                 plan = make_plan(
                     core.index, core.samplers, sampler, rng, count, what, layout, beta, self._most_steps, batches
@@ -156,14 +158,17 @@ class Sampling:
         waiting = core.limiter.sample_waits(batch_size, core.index.live_steps)
         return waiting or core.samplers.waiting_for(sampler, what, batch_size)
 
-    def _wait_ready(self, batch_size: int, what: Window, sampler: str, deadline: float) -> None:
+    def _wait_ready(
+        self, batch_size: int, what: Window, sampler: str, deadline: float, waited: Callable[[float], None]
+    ) -> None:
         core = self._core
         while True:
             core.check_open()
             waiting = self.waiting_for(batch_size, what, sampler)
             if not waiting:
                 return
-            left = deadline - time.monotonic()
+            began = time.monotonic()
+            left = deadline - began
             if left <= 0:
                 raise NotReadyError(f"table {core.name}: {waiting}")
             core.starving.append(batch_size)
@@ -173,6 +178,7 @@ class Sampling:
                     core.changed.wait(left)
             finally:
                 core.starving.remove(batch_size)
+                waited(time.monotonic() - began)
 
     def _take_cached(self, plan: Plan, sampler: str, allocate: Allocate) -> list[BatchColumn] | None:
         """Returns the columns of a plan if all of it is cached, and it is not so large that it is taken in parts. The lock

@@ -54,8 +54,7 @@ from replaysvc.table.staging import (
 )
 from replaysvc.table.upkeep import Upkeep
 from replaysvc.types import Array, TableStats
-from replaysvc.views import TableStorage
-from replaysvc.views import TableCounts
+from replaysvc.views import TableCounts, TableStorage
 
 log = logging.getLogger(__name__)
 
@@ -344,8 +343,8 @@ class Table:
         def live() -> Array:
             with self._changed:
                 self._core.check_open()
-                chunks = self._core.index.chunks
-                ids: Array = chunks["chunk_id"][(chunks["flags"] & DEAD) == 0]  # they rise with rows
+                chunk_ids, flags = self._core.index.chunks["chunk_id"], self._core.index.chunks["flags"]
+            ids: Array = chunk_ids[(flags & DEAD) == 0]  # what is removed meanwhile is in these arrays still
             return ids
 
         return self._store.told(live)

@@ -375,6 +375,24 @@ class SetLimiterResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SetCapacityRequest(_message.Message):
+    __slots__ = ("table", "capacity_steps", "capacity_bytes", "capacity_episodes", "table_uuid")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    capacity_steps: int
+    capacity_bytes: int
+    capacity_episodes: int
+    table_uuid: str
+    def __init__(self, table: _Optional[str] = ..., capacity_steps: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., capacity_episodes: _Optional[int] = ..., table_uuid: _Optional[str] = ...) -> None: ...
+
+class SetCapacityResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DeleteEpisodesRequest(_message.Message):
     __slots__ = ("table", "episode_ids", "open_episodes", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -407,21 +425,47 @@ class TableStatsResponse(_message.Message):
     stats_json: str
     def __init__(self, stats_json: _Optional[str] = ...) -> None: ...
 
+class ActivityRequest(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    def __init__(self, table: _Optional[str] = ...) -> None: ...
+
+class ActivityResponse(_message.Message):
+    __slots__ = ("activity_json",)
+    ACTIVITY_JSON_FIELD_NUMBER: _ClassVar[int]
+    activity_json: str
+    def __init__(self, activity_json: _Optional[str] = ...) -> None: ...
+
 class ListEpisodesRequest(_message.Message):
-    __slots__ = ("table", "limit", "before_id", "actor", "closed_only", "table_uuid")
+    __slots__ = ("table", "limit", "before_id", "actor", "closed_only", "end", "min_length", "max_length", "min_return", "max_return", "min_policy_version", "max_policy_version", "table_uuid")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     BEFORE_ID_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     CLOSED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MIN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MIN_RETURN_FIELD_NUMBER: _ClassVar[int]
+    MAX_RETURN_FIELD_NUMBER: _ClassVar[int]
+    MIN_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLE_UUID_FIELD_NUMBER: _ClassVar[int]
     table: str
     limit: int
     before_id: int
     actor: str
     closed_only: bool
+    end: str
+    min_length: int
+    max_length: int
+    min_return: float
+    max_return: float
+    min_policy_version: int
+    max_policy_version: int
     table_uuid: str
-    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ..., table_uuid: _Optional[str] = ...) -> None: ...
+    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ..., before_id: _Optional[int] = ..., actor: _Optional[str] = ..., closed_only: bool = ..., end: _Optional[str] = ..., min_length: _Optional[int] = ..., max_length: _Optional[int] = ..., min_return: _Optional[float] = ..., max_return: _Optional[float] = ..., min_policy_version: _Optional[int] = ..., max_policy_version: _Optional[int] = ..., table_uuid: _Optional[str] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("episode_id", "actor", "length", "first_step", "terminated", "truncated", "closed", "policy_version", "started_at_s", "metadata_json", "end_reason")

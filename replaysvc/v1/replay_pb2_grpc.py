@@ -79,6 +79,11 @@ class ReplayServiceStub(object):
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterResponse.FromString,
                 _registered_method=True)
+        self.SetCapacity = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/SetCapacity',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.SetCapacityRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetCapacityResponse.FromString,
+                _registered_method=True)
         self.DeleteEpisodes = channel.unary_unary(
                 '/replaysvc.v1.ReplayService/DeleteEpisodes',
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesRequest.SerializeToString,
@@ -88,6 +93,11 @@ class ReplayServiceStub(object):
                 '/replaysvc.v1.ReplayService/TableStats',
                 request_serializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsRequest.SerializeToString,
                 response_deserializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsResponse.FromString,
+                _registered_method=True)
+        self.Activity = channel.unary_unary(
+                '/replaysvc.v1.ReplayService/Activity',
+                request_serializer=replaysvc_dot_v1_dot_replay__pb2.ActivityRequest.SerializeToString,
+                response_deserializer=replaysvc_dot_v1_dot_replay__pb2.ActivityResponse.FromString,
                 _registered_method=True)
         self.ListEpisodes = channel.unary_unary(
                 '/replaysvc.v1.ReplayService/ListEpisodes',
@@ -189,6 +199,13 @@ class ReplayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetCapacity(self, request, context):
+        """Puts other capacities in the place of a table's, durably; what is beyond them is removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteEpisodes(self, request, context):
         """Deletes closed episodes, durably; they are never drawn again. All or, if one of them is open, none.
         """
@@ -198,6 +215,13 @@ class ReplayServiceServicer(object):
 
     def TableStats(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Activity(self, request, context):
+        """Tells who writes and who samples, as far as the server has seen since it was started.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -298,6 +322,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.SetLimiterResponse.SerializeToString,
             ),
+            'SetCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetCapacity,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.SetCapacityRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.SetCapacityResponse.SerializeToString,
+            ),
             'DeleteEpisodes': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteEpisodes,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.DeleteEpisodesRequest.FromString,
@@ -307,6 +336,11 @@ def add_ReplayServiceServicer_to_server(servicer, server):
                     servicer.TableStats,
                     request_deserializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsRequest.FromString,
                     response_serializer=replaysvc_dot_v1_dot_replay__pb2.TableStatsResponse.SerializeToString,
+            ),
+            'Activity': grpc.unary_unary_rpc_method_handler(
+                    servicer.Activity,
+                    request_deserializer=replaysvc_dot_v1_dot_replay__pb2.ActivityRequest.FromString,
+                    response_serializer=replaysvc_dot_v1_dot_replay__pb2.ActivityResponse.SerializeToString,
             ),
             'ListEpisodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEpisodes,
@@ -598,6 +632,33 @@ class ReplayService(object):
             _registered_method=True)
 
     @staticmethod
+    def SetCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/SetCapacity',
+            replaysvc_dot_v1_dot_replay__pb2.SetCapacityRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.SetCapacityResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DeleteEpisodes(request,
             target,
             options=(),
@@ -641,6 +702,33 @@ class ReplayService(object):
             '/replaysvc.v1.ReplayService/TableStats',
             replaysvc_dot_v1_dot_replay__pb2.TableStatsRequest.SerializeToString,
             replaysvc_dot_v1_dot_replay__pb2.TableStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Activity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/replaysvc.v1.ReplayService/Activity',
+            replaysvc_dot_v1_dot_replay__pb2.ActivityRequest.SerializeToString,
+            replaysvc_dot_v1_dot_replay__pb2.ActivityResponse.FromString,
             options,
             channel_credentials,
             insecure,

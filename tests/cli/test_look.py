@@ -41,6 +41,26 @@ def test_episodes_are_listed_the_newest_first(store, replaysvc):
     assert replaysvc("episodes", store, "t", "--actor", "nobody").stdout == "no episodes\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        (["--end", "truncated"], [1]), (["--end", "terminated"], [0]), (["--end", "open"], []),
+        (["--min-return", 7], [1]), (["--max-return", 6.5], [0]), (["--min-length", 4], [1]), (["--max-length", 3], [0]),
+        (["--min-policy-version", 7, "--max-policy-version", 7], [1, 0]), (["--min-policy-version", 8], []),
+        (["--max-policy-version", 6], []), (["--end", "truncated", "--max-length", 3], []),
+    ],
+)  # fmt: skip
+def test_episodes_are_listed_by_what_they_are(store, replaysvc, options, ids):
+    told = json.loads(replaysvc("episodes", store, "t", *options, "--json").stdout)
+    assert [each["episode_id"] for each in told] == ids
+
+
+def test_what_no_episode_can_be_is_one_sentence(store, refused):
+    status, sentence = refused("episodes", store, "t", "--end", "won")
+    assert (status, sentence) == (2, "end: expected one of ['terminated', 'truncated', 'lost_actor', 'open'], found 'won'")
+    assert refused("episodes", store, "t", "--min-length", 5, "--max-length", 4)[0] == 2
+
+
 def test_steps_of_an_episode_are_shown(store, replaysvc):
     printed = replaysvc("show", store, "t", 0).stdout
     assert "actor left [red]" in printed

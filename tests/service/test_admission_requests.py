@@ -21,7 +21,7 @@ SERVICE = "/replaysvc.v1.ReplayService/"
 FRAMES = Signature(FieldSpec("observation", (84, 84, 4), np.uint8), FieldSpec("action", (), np.int64))
 UNARY = (
     "CreateTable", "GetTable", "ListTables", "DeleteTable", "OpenSession", "Append", "Sample", "UpdatePriorities", "SetLimiter",
-    "DeleteEpisodes", "TableStats", "ListEpisodes", "Snapshot", "Compact",
+    "DeleteEpisodes", "TableStats", "Activity", "SetCapacity", "ListEpisodes", "Snapshot", "Compact",
 )  # fmt: skip
 SMALL = [method for method in UNARY if method not in ("Append", "UpdatePriorities", "DeleteEpisodes", "CreateTable")]
 

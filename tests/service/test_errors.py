@@ -134,6 +134,8 @@ REQUESTS = {
     "Append": pb.AppendRequest(table="nosuch", session_id=bytes(16), chunks=[pb.AppendChunk(chunk=b"x")]),
     "Sample": pb.SampleRequest(table="nosuch", batch_size=1),
     "TableStats": pb.TableStatsRequest(table="nosuch"),
+    "Activity": pb.ActivityRequest(table="nosuch"),
+    "SetCapacity": pb.SetCapacityRequest(table="nosuch"),
     "ListEpisodes": pb.ListEpisodesRequest(table="nosuch"),
     "ReadEpisode": pb.ReadEpisodeRequest(table="nosuch"),
     "GetParams": pb.GetParamsRequest(name="nosuch"),

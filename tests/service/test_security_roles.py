@@ -21,7 +21,8 @@ MAKERS, LOOKERS, LEARNERS, WRITERS = {WRITER, LEARNER, ADMIN}, {LEARNER, VIEWER,
 EXPECTED = {
     "CreateTable": MAKERS, "GetTable": set(Role), "ListTables": LOOKERS, "DeleteTable": {ADMIN}, "OpenSession": WRITERS,
     "Append": WRITERS, "Sample": LEARNERS, "UpdatePriorities": LEARNERS, "SetLimiter": LEARNERS, "DeleteEpisodes": {ADMIN},
-    "TableStats": set(Role), "ListEpisodes": LOOKERS, "ReadEpisode": LOOKERS, "PutParams": MAKERS, "GetParams": set(Role),
+    "TableStats": set(Role), "Activity": LOOKERS, "SetCapacity": {ADMIN}, "ListEpisodes": LOOKERS, "ReadEpisode": LOOKERS,
+    "PutParams": MAKERS, "GetParams": set(Role),
     "Snapshot": {ADMIN}, "Compact": {ADMIN}, "SampleLarge": LEARNERS, "OpenShared": LEARNERS,
 }  # fmt: skip
 """Written down a second time, so that a slip in one of them shows."""

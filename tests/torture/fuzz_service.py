@@ -18,6 +18,7 @@ import numpy as np
 from replaysvc import StoreConfig, TableConfig
 from replaysvc.options import Fifo, Limiter, Prioritized, Uniform
 from replaysvc.replay import Replay
+from replaysvc.requests import EPISODE_ENDS
 from replaysvc.rpc.server import Server
 from replaysvc.v1 import replay_pb2 as pb
 from tests.builders import GOALS, SCALARS, write_episode, write_goal_episode
@@ -28,7 +29,7 @@ from tests.torture.mutations import TEXTS, change_bytes, json_text, message, num
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["ReplayService"].methods}
 _FRAMES = {"frame": "/replaysvc.v1.ReplayFrames/Sample", "pieces": "/replaysvc.v1.ReplayFrames/SampleLarge"}
 _REQUESTS = dict.fromkeys(_FRAMES, "Sample")
-_RARE = ("DeleteTable", "CreateTable", "Snapshot", "Compact")  # which are slow, or take away what the others need
+_RARE = ("DeleteTable", "CreateTable", "Snapshot", "Compact", "SetCapacity")  # slow, or they take away what others need
 _KEPT = {"t": SCALARS, "goals": GOALS, "queue": SCALARS}
 _SESSIONS = [bytes([i] * 16) for i in range(4)]
 _MOST_ANSWERS = 64  # of a streamed method
@@ -94,6 +95,8 @@ class Service(Target):
         self._hints = {
             "table": self._table, "name": self._table,
             "sampler": lambda rng: rng.choice(("", "uniform", "prioritized", "fifo")),
+            "end": lambda rng: rng.choice((*EPISODE_ENDS, "", *TEXTS)),
+            "capacity_steps": lambda rng: rng.choice((30, 400, number(rng) % (1 << 63))),
             "signature_json": lambda rng: json_text(rng, Texts.seeds["signature"]),
             "config_json": lambda rng: "" if rng.random() < 0.3 else json_text(rng, Texts.seeds["config"]),
             "limiter_json": lambda rng: json_text(rng, Texts.seeds["limiter"]),
@@ -197,6 +200,10 @@ class Service(Target):
                 return kind(name=rng.choice("xy"), signature_json=json.dumps(SCALARS.to_json()), exist_ok=True)
             case "SetLimiter":
                 return kind(table=table, limiter_json=json.dumps(Limiter().to_json()))
+            case "SetCapacity":
+                return kind(table=table, capacity_steps=rng.choice((40, 400)))
+            case "ListEpisodes":
+                return kind(table=table, end=rng.choice(EPISODE_ENDS), min_length=2, max_return=1e3, max_policy_version=7)
             case "DeleteEpisodes":
                 return kind(table=table, episode_ids=[rng.randrange(300)], open_episodes=True)
             case "ReadEpisode":

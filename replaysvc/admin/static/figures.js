@@ -1,7 +1,7 @@
 // Figures that several pages show.
 
-import { DASH, bytes, ratio, share, words } from "./format.js";
-import { bar, card, empty, known, pill, rows } from "./parts.js";
+import { DASH, bytes, ratio, share, span, words } from "./format.js";
+import { bar, card, empty, known, pill, rows, tile } from "./parts.js";
 import { h } from "./view.js";
 import { WHY, WORDS } from "./words.js";
 
@@ -9,7 +9,12 @@ export const WINDOWS = [[600, "10 min"], [3600, "1 hour"], [86400, "24 hours"]];
 export const pair = (name, value, hint) => h("div", { title: hint, key: name }, h("dt", null, name), h("dd", null, value));
 
 export const perInsert = (value) => (value === null ? DASH : new Intl.NumberFormat("en-US", { maximumFractionDigits: 2 }).format(value));
-export const left = (disk) => (disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${words(disk.days_left * 86400)}`);
+export const left = (disk) => (disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${span(disk.days_left * 86400)}`);
+
+export const perInsertTile = (row) => tile({
+  label: "Samples per insert", text: perInsert(row.samples_per_insert), hint: WORDS.samples_per_insert, why: WHY.samples_per_insert,
+  note: row.samples_per_insert_target === null ? "no target" : `target ${perInsert(row.samples_per_insert_target)}`,
+});
 
 // Returns samples per insert, measured and wanted.
 export const spiCell = (row) => [known(perInsert(row.samples_per_insert), WHY.samples_per_insert), h("span", { class: "quiet" }, " / "), row.samples_per_insert_target === null ? h("span", { class: "quiet", title: WHY.target }, "any") : perInsert(row.samples_per_insert_target)];

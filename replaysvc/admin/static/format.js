@@ -2,7 +2,7 @@
 
 export const DASH = "–";
 const GROUPED = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const NARROW = "\u202f"; // a narrow space that does not break, between a number and its unit
+export const NARROW = "\u202f"; // a narrow space that does not break, between a number and its unit
 
 const unknown = (value) => value === null || value === undefined || (typeof value === "number" && Number.isNaN(value));
 
@@ -32,9 +32,16 @@ export function digits(value, significant = 3) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e15 || size < 1e-4) return value.toExponential(significant - 1).replace("e", " e");
+  if (size >= 1e15 || size < 1e-4) return tenPower(value, significant);
   const after = Math.max(0, significant - 1 - Math.floor(Math.log10(size)));
-  return new Intl.NumberFormat("en-US", { maximumFractionDigits: after }).format(value);
+  return new Intl.NumberFormat("en-US", { maximumFractionDigits: Math.min(after, 20) }).format(value);
+}
+
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+
+function tenPower(value, significant) {
+  const [head, power] = value.toExponential(significant - 1).split("e");
+  return `${Number(head)}${NARROW}×${NARROW}10${[...power.replace("+", "")].map((sign) => RAISED[sign]).join("")}`;
 }
 
 export function bytes(value) {

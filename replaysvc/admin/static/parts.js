@@ -1,6 +1,6 @@
 // The pieces that pages are made of.
 
-import { DASH, count } from "./format.js";
+import { DASH, NARROW, count } from "./format.js";
 import { h } from "./view.js";
 
 // Returns a section with a heading. hint: what it shows, in a sentence; actions: at the right of the heading.
@@ -15,9 +15,10 @@ export function card({ title, hint, sub, actions, span = "", key, level = "h2" }
 // Returns a figure with its name. text: "–" is one that is not known, and why says why.
 export function tile({ label, text, hint, why, note, spark, href, full, key, tone = "" }) {
   const unknown = text === DASH;
+  const [number, ...unit] = text.split(NARROW);
   return h(href ? "a" : "div", { class: "tile", title: unknown && why ? `${hint} ${why}` : hint, href, key: key ?? label },
     h("span", { class: "label" }, label),
-    h("span", { class: `value ${unknown ? "none" : ""} ${tone}`, title: unknown ? why : full }, text),
+    h("span", { class: `value ${unknown ? "none" : ""} ${tone}`, title: unknown ? why : full }, number, unit.length > 0 && h("span", { class: "unit" }, ` ${unit.join(" ")}`)),
     note && h("span", { class: "note" }, note),
     spark);
 }
@@ -74,8 +75,8 @@ export function rows({ caption, columns, list, key, state, onChange, empty, page
       h("caption", { class: "hidden" }, caption),
       h("thead", null, h("tr", null, columns.map(head))),
       h("tbody", null, sorted.slice(0, most).map((row) => h("tr", { key: key(row), class: rowClass?.(row) },
-        columns.map((column) => h(column.main ? "th" : "td", { scope: column.main ? "row" : undefined, class: `${column.number ? "number" : ""} ${column.wrap ? "wrap" : ""}`, "data-label": column.label || undefined }, column.cell(row)))))))),
-    sorted.length > most && state && h("button", { class: "more", type: "button", onclick: () => { state.shown = most + page; onChange(); } }, `Show ${count(Math.min(page, sorted.length - most))} more of ${count(sorted.length - most)}`),
+        columns.map((column) => h(column.main ? "th" : "td", { scope: column.main ? "row" : undefined, class: `${column.number ? "number" : ""} ${column.wrap ? "wrap" : ""} ${column.wide ? "wide" : ""}`, "data-label": column.label || undefined }, h("div", { class: "cell" }, column.cell(row))))))))),
+    sorted.length > most && state && h("button", { class: "more", type: "button", onclick: () => { state.shown = most + page; onChange(); } }, sorted.length - most <= page ? `Show ${count(sorted.length - most)} more` : `Show ${count(page)} more of ${count(sorted.length - most)}`),
   ];
 }
 
@@ -87,15 +88,15 @@ export const chartSkeleton = () => h("div", { class: "chart waiting", "aria-hidd
 
 export const empty = (title, text, action) => h("div", { class: "empty" }, h("p", { class: "big" }, title), text && h("p", null, text), action);
 
-export function failed(error) {
+export function failed(error, action) {
   const title = error.status === 404 ? "Not found" : error.status === 403 ? "Not for your role" : error.gone ? "Not reachable" : "This could not be read";
-  return h("div", { class: "failed", role: "note" }, h("strong", null, title), h("p", null, error.message));
+  return h("div", { class: "failed", role: "note" }, h("strong", null, title), h("p", null, error.message), action);
 }
 
 // Returns what a query has brought: its view, why it failed, or a place for it.
-export function settled({ data, error }, view, waiting = skeleton()) {
+export function settled({ data, error }, view, waiting = skeleton(), action = null) {
   if (data !== undefined) return view(data);
-  return error && !error.gone ? failed(error) : waiting;
+  return error && !error.gone ? failed(error, action) : waiting;
 }
 
 export const button = (text, onclick, { kind = "", title, disabled = false, type = "button", key, label } = {}) => h("button", { class: `button ${kind}`, type, onclick, title, disabled, key, "aria-label": label }, text);

@@ -1,7 +1,7 @@
 // The kinds of charts that pages use: over time, over the steps of an episode, histograms, points.
 
 import { chart } from "./charts.js";
-import { axisTime, byteUnit, count, digits, plain, span } from "./format.js";
+import { NARROW, axisTime, byteUnit, count, digits, plain, span } from "./format.js";
 import { h } from "./view.js";
 
 const finite = (values) => values.filter((value) => typeof value === "number");
@@ -23,6 +23,7 @@ function told(name, values, write) {
 
 // Returns lines over time. series: [{name, values, tone, dash, fill}]; unit: of the values, "bytes" is written in KiB, MiB, ...;
 // suffix: behind each value; target: a level to compare with.
+// The unit stands above the axis.
 export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, from0 = true, target = null, size = "", stamp }) {
   let shownUnit = unit;
   let divisor = 1 / scale;
@@ -31,8 +32,8 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
     ({ scale: divisor, unit: shownUnit } = byteUnit(largest));
   }
   const full = `${shownUnit}${suffix}`;
-  const write = (value) => `${digits(value / divisor)} ${full}`;
-  return chart({
+  const write = (value) => `${digits(value / divisor)} ${full}`.trim();
+  return [h("p", { class: "axis-unit", "aria-hidden": "true", key: `${key} unit` }, full.trim() === "/s" ? "per second" : full), chart({
     key, size, stamp: [stamp, target, full],
     summary: `Over time. ${series.map((one) => told(one.name, one.values, write)).join(". ")}.`,
     build: (colours) => {
@@ -53,12 +54,12 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
         traces,
         layout: {
           hovermode: "x unified",
-          xaxis: { type: "date", nticks: 6, range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%H:%M:%S" },
+          xaxis: { type: "date", nticks: 5, tickangle: 0, tickformat: "%H:%M", range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%-d %b, %H:%M:%S" },
           yaxis: { rangemode: from0 ? "tozero" : "normal", tickformat: "~s", range: allZero(traces) ? [0, 1] : undefined },
         },
       };
     },
-  });
+  })];
 }
 
 const allZero = (traces) => traces.every((trace) => trace.y.every((value) => value === null || value === 0));
@@ -92,7 +93,7 @@ export function histogram({ key, edges, series, write = (edge) => digits(edge), 
   });
 }
 
-export const seconds = (edge) => span(edge).replace("\u202f", " ");
+export const seconds = (edge) => span(Number(edge.toPrecision(2))).replace(NARROW, " ");
 
 // Returns lines over the steps of an episode. rows: [{name, values, tone, dash}]; start: the step of the first value.
 export function overSteps({ key, start, stop, rows, head, step = false, bars = false, size = "low", stamp, onStep }) {
@@ -110,7 +111,7 @@ export function overSteps({ key, start, stop, rows, head, step = false, bars = f
         return { type: "scatter", mode: "lines", line: { color: colour, width: 1.5, shape: step ? "hv" : "linear", dash: row.dash ? "4px,3px" : "solid" }, ...hover };
       }),
       layout: {
-        hovermode: "x unified", bargap: 0, margin: { b: 24 },
+        hovermode: "x unified", bargap: stop - start < 150 ? 0.3 : 0, margin: { b: 24 },
         xaxis: { range: [start - 0.5, Math.max(stop, start + 1) + 0.5], hoverformat: ",d", tickformat: ",d", nticks: 8 },
         yaxis: { nticks: 4, tickformat: "~g" },
       },
@@ -126,7 +127,7 @@ export function heat({ key, start, stop, values, head, stamp, onStep }) {
     summary: `${count(width)} values of each step, as colours, over steps ${count(start)} to ${count(stop)}.`,
     build: (colours) => ({
       traces: [{
-        type: "heatmap", x0: start, dx: 1, y0: 0, dy: 1, showscale: false, zsmooth: false,
+        type: "heatmap", zmid: values.some((row) => row.some((one) => one < 0)) ? 0 : undefined, x0: start, dx: 1, y0: 0, dy: 1, showscale: false, zsmooth: false,
         z: Array.from({ length: width }, (_, j) => values.map((row) => (typeof row[j] === "number" ? row[j] : null))),
         colorscale: [[0, colours.series[1]], [0.5, colours.card], [1, colours.accent]],
         hovertemplate: "step %{x:,d}, value %{y}: %{z:.5~r}<extra></extra>",
@@ -162,7 +163,7 @@ export function episodePoints({ key, points, field, label, onOpen }) {
           hovertemplate: `episode %{customdata:,d}: %{y:,.5~r}<extra>%{fullData.name}</extra>`,
         };
       }),
-      layout: { xaxis: { type: "date", nticks: 6 }, yaxis: { tickformat: "~s" } },
+      layout: { margin: { b: 40 }, xaxis: { type: "date", nticks: 5, tickangle: 0 }, yaxis: { tickformat: "~s" } },
     }),
   });
 }

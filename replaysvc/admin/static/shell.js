@@ -80,13 +80,13 @@ export function shell(all) {
     navigation(all),
     menu && h("div", { class: "shade", onclick: () => toggleMenu(false), key: "shade" }),
     h("div", { class: "body", key: "body" },
-      h("header", { class: "top" },
+      h("div", { class: "sticky", key: "top" }, h("header", { class: "top" },
         h("button", { class: "button ghost menu", type: "button", id: "menu", "aria-label": "Menu", "aria-expanded": menu ? "true" : "false", "aria-controls": "nav", onclick: () => toggleMenu() }, icon("menu")),
         h("div", { class: "at" }, h("h1", null, page.title)),
         h("a", { class: "verdict-link", href: "#/overview", title: "The health of the service; the reasons stand on the overview." },
           verdict ? pill(connection.down ? "off" : verdict.status, connection.down ? "No answer" : (STATUS[verdict.status] ?? verdict.status)) : pill("off", "…")),
         chooser(all)),
-      banner(connection, tryNow),
+      banner(connection, tryNow)),
       h("main", { id: "main", tabindex: "-1", key: `main-${place}` },
         refused ? h("div", { class: "empty" }, h("p", { class: "big" }, "For admins"), h("p", null, `The role ${all.session.role} may not see this page.`)) : view())));
 }

@@ -16,7 +16,7 @@ export function configuration(ctx) {
           { label: "Value", wrap: true, cell: (one) => (one.secret ? h("span", { class: "quiet" }, one.value === null ? "not set" : "set, hidden") : shown(one.name, one.value)) },
         ],
       })),
-      h("div", { class: "columns", key: "more" },
+      h("div", { class: "columns three", key: "more" },
         named("Store", data.store), named("Limits", data.limits), named("Packages", { python: data.python, ...data.packages })),
     ], skeleton(8)),
   };

@@ -107,7 +107,7 @@ export function episode(ctx) {
   function facts(record) {
     const metadata = Object.entries(record.metadata ?? {});
     return card({
-      title: `Episode ${count(record.episode_id)}`, key: "facts", sub: endPill(record.end),
+      title: "About this episode", key: "facts", sub: endPill(record.end),
       actions: [
         !record.closed && button("More steps?", () => ctx.ask(), { title: "Reads how far the episode has come by now.", key: "more" }),
         ctx.session.may.act && button("Delete…", () => deleteEpisodes(table, [record.episode_id], !record.closed, () => ctx.go(["episodes", table])), { kind: "danger-quiet", key: "delete" }),
@@ -151,7 +151,7 @@ export function episode(ctx) {
     const failure = list.map((column) => steps.columns.get(column.name).error).find(Boolean);
     return [
       failure && failed(failure),
-      h("dl", { class: "pairs values" },
+      h("dl", { class: "values" },
         list.map((column) => {
           const one = steps.at(column.name, at);
           const why = at >= record.length ? "There is only the final observation here." : "It is on its way.";

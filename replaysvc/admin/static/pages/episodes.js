@@ -11,7 +11,7 @@ import { WHY, WORDS } from "../words.js";
 
 const LIMIT = 50;
 const FILTERS = ["actor", "end", "min_length", "max_length", "min_return", "max_return", "min_policy_version", "max_policy_version"];
-export const endPill = (end) => pill({ terminated: "accent", truncated: "soft", lost_actor: "failing", open: "off" }[end] ?? "off", ENDS[end]?.name ?? end, WORDS[end]);
+export const endPill = (end) => pill(end in ENDS ? `end ${ENDS[end].tone}` : "off", ENDS[end]?.name ?? end, WORDS[end]);
 
 export function episodes(ctx) {
   const table = ctx.args[0];

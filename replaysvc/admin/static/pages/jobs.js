@@ -1,6 +1,6 @@
 // Long pieces of work, the newest first.
 
-import { ago, bytes, count, share, when, words } from "../format.js";
+import { ago, bytes, count, share, span, when } from "../format.js";
 import { bar, card, empty, known, pill, rows, settled, skeleton } from "../parts.js";
 import { h } from "../view.js";
 
@@ -25,8 +25,8 @@ export function jobs(ctx) {
           { label: "Table", cell: (job) => known(job.table, "It is about the whole store.") },
           { label: "Asked by", cell: (job) => known(job.who, "Nobody asked: the service did it by itself, or the caller has no name.") },
           { label: "Started", hint: "When it started.", cell: (job) => h("span", { title: when(job.started_at_s) }, ago(Date.now() / 1000 - job.started_at_s)) },
-          { label: "Took", hint: "How long it took, or has been running.", cell: (job) => words(job.seconds) },
-          { label: "Outcome", wrap: true, cell: (job) => (job.state === "running" ? progress(job) : known(job.message, "It left no message.")) },
+          { label: "Took", hint: "How long it took, or has been running.", cell: (job) => span(job.seconds) },
+          { label: "Outcome", wrap: true, wide: true, cell: (job) => (job.state === "running" ? progress(job) : known(job.message, "It left no message.")) },
         ],
       }));
     }, skeleton(5)),

@@ -1,7 +1,7 @@
 // The state of the whole service: is it well, what goes in and out, what it costs on disk.
 
 import { path } from "../api.js";
-import { columnRows, disk, left, pair, perInsert, spiCell, tableState, WINDOWS } from "../figures.js";
+import { columnRows, disk, left, pair, perInsertTile, spiCell, tableState, WINDOWS } from "../figures.js";
 import { byteRate, bytes, count, plural, rate, ratio, share, short, span, words } from "../format.js";
 import { icon } from "../icons.js";
 import { card, chartSkeleton, choice, empty, hash, known, pill, rows, settled, skeleton, tile, tiles } from "../parts.js";
@@ -38,7 +38,7 @@ export function overview(ctx) {
           disk(data.disk), process(data)),
         data.columns.length > 0 && compression(data),
         callsCard(data),
-      ], [skeleton(2, "hero"), skeleton(4, "tiles"), skeleton(5)]);
+      ], [skeleton(2, "hero"), skeleton(8, "tiles"), skeleton(5)]);
     },
   };
 
@@ -49,7 +49,7 @@ export function overview(ctx) {
       h("div", null,
         h("h2", null, SENTENCES[status] ?? status),
         reasons.length === 0
-          ? h("p", null, status === "ok" ? `${plural(data.totals.tables, "table")}, nothing to report.` : "")
+          ? h("p", null, status === "ok" ? (data.totals.tables === 0 ? "Ready; no tables yet." : `${plural(data.totals.tables, "table")}, nothing to report.`) : "")
           : h("ul", null, reasons.map((reason) => h("li", { class: reason.level }, pill(reason.level, reason.level === "failing" ? "Failing" : "Warning"), " ",
             reason.table ? h("a", { href: hash(["tables", reason.table]) }, reason.sentence) : reason.sentence)))),
       h("p", { class: "up", title: `Version ${data.version}, Python ${data.python}` }, `Up for ${words(data.at_s - data.started_at_s)}`));
@@ -62,18 +62,22 @@ export function overview(ctx) {
   }
 
   function figures(data, history) {
+    const line = (name) => (history ? spark(history[name]) : null);
+    const row = data.tables.find((one) => one.name === table) ?? (data.tables.length === 1 ? data.tables[0] : null);
     const { totals, rates } = data;
-    const spi = data.tables.length === 1 ? data.tables[0] : data.tables.find((row) => row.name === table);
-    const line = (name) => (history && !table ? spark(history[name]) : null);
+    const of = row ?? totals;
+    const flow = row ?? rates;
     return h("div", { key: "figures" }, tiles(
-      tile({ label: "Steps in", text: rate(rates.steps_in_per_s, "steps"), hint: WORDS.steps_in, note: byteRate(rates.bytes_in_per_s), spark: line("steps_in_per_s") }),
-      tile({ label: "Items out", text: rate(rates.items_out_per_s, "items"), hint: WORDS.items_out, note: byteRate(rates.bytes_out_per_s), spark: line("items_out_per_s") }),
-      spi && tile({ label: "Samples per insert", text: perInsert(spi.samples_per_insert), hint: WORDS.samples_per_insert, why: WHY.samples_per_insert, note: spi.samples_per_insert_target === null ? "no target" : `target ${perInsert(spi.samples_per_insert_target)}` }),
-      tile({ label: "Cache hits", text: share(totals.cache_hit_share), hint: WORDS.cache_hit_share, why: WHY.cache_hit_share, note: `${bytes(totals.cache_bytes)} of ${bytes(totals.cache_budget_bytes)}`, spark: line("cache_hit_share") }),
-      tile({ label: "Disk used", text: bytes(data.disk.used_bytes), hint: WORDS.disk_used, note: left(data.disk) }),
-      tile({ label: "Compression", text: ratio(totals.stored_bytes > 0 ? totals.raw_bytes / totals.stored_bytes : null), hint: WORDS.ratio, why: WHY.ratio, note: `${bytes(totals.raw_bytes)} raw` }),
-      tile({ label: "Steps stored", text: short(totals.steps), full: count(totals.steps), hint: WORDS.steps, note: plural(totals.episodes, "episode"), href: hash(["tables"]) }),
-      tile({ label: "Lossless fallbacks", text: count(totals.lossless_fallbacks), hint: WORDS.lossless_fallbacks, note: "chunk columns" })));
+      tile({ label: "Steps in", text: rate(flow.steps_in_per_s, "steps"), hint: WORDS.steps_in, note: table ? null : byteRate(rates.bytes_in_per_s), spark: line("steps_in_per_s") }),
+      tile({ label: "Items out", text: rate(flow.items_out_per_s, "items"), hint: WORDS.items_out, note: table ? null : byteRate(rates.bytes_out_per_s), spark: line("items_out_per_s") }),
+      row ? perInsertTile(row) : tile({ label: "Episodes", text: short(totals.episodes), full: count(totals.episodes), hint: WORDS.episodes, note: `${count(totals.open_episodes)} open` }),
+      tile({ label: "Cache hits", text: share(of.cache_hit_share), hint: WORDS.cache_hit_share, why: WHY.cache_hit_share, note: table ? null : `${bytes(totals.cache_bytes)} of ${bytes(totals.cache_budget_bytes)}`, spark: line("cache_hit_share") }),
+      table ? tile({ label: "On disk", text: bytes(of.disk_bytes), hint: WORDS.disk_bytes })
+        : tile({ label: "Disk used", text: bytes(data.disk.used_bytes), hint: WORDS.disk_used, note: left(data.disk) }),
+      tile({ label: "Compression", text: ratio(of.stored_bytes > 0 ? of.raw_bytes / of.stored_bytes : null), hint: WORDS.ratio, why: WHY.ratio, note: `${bytes(of.raw_bytes)} raw` }),
+      tile({ label: "Steps stored", text: short(of.steps), full: count(of.steps), hint: WORDS.steps, note: plural(of.episodes, "episode"), href: hash(table ? ["tables", table] : ["tables"]) }),
+      table ? tile({ label: "Open episodes", text: count(of.open_episodes), hint: WORDS.open_episodes })
+        : tile({ label: "Lossless fallbacks", text: count(totals.lossless_fallbacks), hint: WORDS.lossless_fallbacks, note: "chunk columns" })));
   }
 
   function charts(history) {
@@ -94,7 +98,7 @@ export function overview(ctx) {
         both("Steps and items", "Steps committed and items sampled per second.", "", { name: "Steps in", field: "steps_in_per_s" }, { name: "Items out", field: "items_out_per_s" }),
         both("Bytes", "Bytes received and sent by the gRPC door per second.", "bytes", { name: "Received", field: "bytes_in_per_s" }, { name: "Sent", field: "bytes_out_per_s" })),
       h("div", { class: "columns three" },
-        one("Samples per insert", WORDS.samples_per_insert, "samples_per_insert", { target }),
+        one("Samples per insert", WORDS.samples_per_insert, "samples_per_insert", { target, from0: false }),
         one("Cache hit share", WORDS.cache_hit_share, "cache_hit_share", { scale: 100, unit: "%" }),
         one("Disk", WORDS.disk_used, "disk_bytes", { unit: "bytes" })));
   }

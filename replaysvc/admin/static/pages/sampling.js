@@ -54,7 +54,7 @@ const compact = (edge) => (edge >= 1e6 ? `${digits(edge / 1e6, 2)} M` : edge >= 
 function one(table, data) {
   const options = Object.entries(data.options ?? {}).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(", ") : value}`).join(", ");
   const facts = [SENTENCES[data.kind] ?? "", options && `Options: ${options}.`, data.available !== null && data.available !== undefined && `${plural(data.available, "item")} can be handed out now.`, !data.built && "Nobody has drawn from it or updated it yet."].filter(Boolean).join(" ");
-  return h("div", { key: `sampler-${data.name}` },
+  return h("div", { class: "stack", key: `sampler-${data.name}` },
     h("p", { class: "lead", title: WORDS.built }, h("strong", null, data.name), ` (${data.kind}). ${facts}`),
     h("div", { class: "columns" },
       card({ title: "Ages drawn", hint: WORDS.draws, key: "draws" }, data.draws ? draws(data) : empty("Not shown", /Fifo|Lifo/.test(data.kind) ? "Drawing from a queue takes items out, so the page does not try." : "Drawing now would build the sampler's structure; looking changes nothing.")),

@@ -2,7 +2,7 @@
 
 import { changeCapacity, changeLimiter, compact, deleteTable } from "../actions.js";
 import { path } from "../api.js";
-import { columnRows, pair, perInsert, tableState, WINDOWS } from "../figures.js";
+import { columnRows, pair, perInsert, perInsertTile, tableState, WINDOWS } from "../figures.js";
 import { DASH, bytes, count, digits, plural, rate, ratio, share, short, words } from "../format.js";
 import { bar, button, card, chartSkeleton, choice, empty, hash, known, rows, settled, skeleton, tile, tiles } from "../parts.js";
 import { legend, overTime } from "../plots.js";
@@ -49,7 +49,7 @@ export function table(ctx) {
       row.fault && h("p", { class: "banner failing", role: "alert", key: "fault" }, row.fault),
       h("nav", { class: "tabs", "aria-label": "Parts of the table", key: "tabs" }, TABS.map(([key, text]) => h("a", { key, href: hash(key === "state" ? here : [...here, key]), "aria-current": key === tab ? "page" : undefined }, text))),
       h("div", { key: `tab-${tab}` }, { state, sampling: samplers.view, columns, configuration }[tab](row)),
-    ], [skeleton(1), skeleton(4, "tiles"), skeleton(5)]),
+    ], [skeleton(1), skeleton(8, "tiles"), skeleton(5)], h("a", { class: "button", href: "#/tables" }, "All tables")),
   };
 
   function state(row) {
@@ -59,7 +59,7 @@ export function table(ctx) {
         tile({ label: "Episodes", text: short(row.episodes), full: count(row.episodes), hint: WORDS.episodes, note: `${count(row.open_episodes)} open`, href: hash(["episodes", name]) }),
         tile({ label: "Steps in", text: rate(row.steps_in_per_s, "steps"), hint: WORDS.steps_in }),
         tile({ label: "Items out", text: rate(row.items_out_per_s, "items"), hint: WORDS.items_out }),
-        tile({ label: "Samples per insert", text: perInsert(row.samples_per_insert), hint: WORDS.samples_per_insert, why: WHY.samples_per_insert, note: row.samples_per_insert_target === null ? "no target" : `target ${perInsert(row.samples_per_insert_target)}` }),
+        perInsertTile(row),
         tile({ label: "Cache hits", text: share(row.cache_hit_share), hint: WORDS.cache_hit_share, why: WHY.cache_hit_share }),
         tile({ label: "On disk", text: bytes(row.disk_bytes), hint: WORDS.disk_bytes, note: plural(row.stats.segments, "segment") }),
         tile({ label: "Compression", text: ratio(row.ratio), hint: WORDS.ratio, why: WHY.ratio, note: `${bytes(row.raw_bytes)} raw` })),
@@ -104,7 +104,7 @@ export function table(ctx) {
         card({ title: "Steps and items", hint: "Steps committed and items sampled per second.", key: "rates" }, legend([{ name: "Steps in", tone: "s0" }, { name: "Items out", tone: "s1" }]),
           settled(history, (data) => overTime({ key: "rates", at: data.at_s, suffix: "/s", stamp: data, series: [{ name: "Steps in", values: data.steps_in_per_s, tone: "s0", fill: true }, { name: "Items out", values: data.items_out_per_s, tone: "s1" }] }), chartSkeleton())),
         card({ title: "Samples per insert", hint: WORDS.samples_per_insert, key: "spi" }, legend([{ name: "Measured", tone: "s0" }, target !== null && { name: "Target", tone: "grey", dash: true }].filter(Boolean)),
-          settled(history, (data) => overTime({ key: "spi", at: data.at_s, stamp: data, target, series: [{ name: "Samples per insert", values: data.samples_per_insert, tone: "s0" }] }), chartSkeleton()))),
+          settled(history, (data) => overTime({ key: "spi", at: data.at_s, stamp: data, target, from0: false, series: [{ name: "Samples per insert", values: data.samples_per_insert, tone: "s0" }] }), chartSkeleton()))),
     ];
   }
 

@@ -1,7 +1,7 @@
 // All tables.
 
 import { spiCell, tableState } from "../figures.js";
-import { bytes, count, rate, ratio, share } from "../format.js";
+import { bytes, count, plural, rate, ratio, share } from "../format.js";
 import { bar, card, empty, hash, known, rows, settled, skeleton } from "../parts.js";
 import { h } from "../view.js";
 import { WHY, WORDS } from "../words.js";
@@ -11,7 +11,7 @@ export function tables(ctx) {
   return {
     title: "Tables",
     queries: () => [{ key: "tables", path: "tables" }],
-    view: () => settled(ctx.got("tables"), (data) => card({ title: `${count(data.tables.length)} ${data.tables.length === 1 ? "table" : "tables"}`, key: "tables" }, rows({
+    view: () => settled(ctx.got("tables"), (data) => card({ title: data.tables.length === 0 ? "Tables" : plural(data.tables.length, "table"), key: "tables" }, rows({
       caption: "Tables", list: data.tables, key: (row) => row.name, state, onChange: ctx.redraw,
       empty: empty("No tables yet", "The first actor that writes makes its table."),
       columns: [
@@ -25,18 +25,8 @@ export function tables(ctx) {
         { label: "Samples per insert", number: true, hint: `${WORDS.samples_per_insert} Behind the slash: the target.`, sort: (row) => row.samples_per_insert, cell: spiCell },
         { label: "Cache hits", number: true, hint: WORDS.cache_hit_share, sort: (row) => row.cache_hit_share, cell: (row) => known(share(row.cache_hit_share), WHY.cache_hit_share) },
         { label: "Compression", number: true, hint: WORDS.ratio, sort: (row) => row.ratio, cell: (row) => known(ratio(row.ratio), WHY.ratio) },
-        { label: "On disk", number: true, hint: WORDS.disk_bytes, sort: (row) => row.disk_bytes, cell: (row) => bytes(row.disk_bytes) },
+        { label: "On disk", number: true, hint: WORDS.disk_bytes, sort: (row) => row.disk_bytes, cell: (row) => h("span", { class: "bar-cell" }, bytes(row.disk_bytes), bar({ parts: [{ share: row.disk_bytes / Math.max(1, data.tables.reduce((sum, one) => sum + one.disk_bytes, 0)), tone: "accent" }], label: `${bytes(row.disk_bytes)} of what all tables take` })) },
       ],
-    }), data.tables.length > 1 && sizes(data.tables)), skeleton(6)),
+    })), skeleton(6)),
   };
-}
-
-function sizes(list) {
-  const total = list.reduce((sum, row) => sum + row.disk_bytes, 0);
-  const tones = ["accent", "grey", "soft"];
-  if (total === 0) return null;
-  const sorted = [...list].sort((a, b) => b.disk_bytes - a.disk_bytes).slice(0, 12);
-  return h("div", { class: "sizes", title: WORDS.disk_bytes },
-    h("p", { class: "sub" }, `${bytes(total)} on disk, the largest first`),
-    bar({ parts: sorted.map((row, i) => ({ share: row.disk_bytes / total, tone: tones[i % 3] })), label: sorted.map((row) => `${row.name}: ${share(row.disk_bytes / total)}`).join(", ") }));
 }

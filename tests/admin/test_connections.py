@@ -1,0 +1,201 @@
+"""Clients that are slow, many, or do not read: they give way, and probes are answered meanwhile."""
+
+import asyncio
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from replaysvc.admin import connection as connection_module
+from replaysvc.admin import guard, pages
+from replaysvc.admin.server import THREADS
+from tests.admin.browser import Browser, rest
+from tests.waiting import wait_until
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def many(browser):
+    """Opens connections on which nothing is sent; all are closed at the end."""
+    opened = []
+
+    def connect(count):
+        opened.extend(browser.connect() for _ in range(count))
+        return opened
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+@pytest.fixture
+def stuck(monkeypatch):
+    """Makes looks at tables wait; gives what lets them go on, which happens at the end anyway."""
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def look(admin, watch, name):
+        begun.release()
+        go_on.wait(60)
+        return {"name": name}
+
+    monkeypatch.setattr(pages.tables, "table_of", look)
+    begun.go_on = go_on.set
+    yield begun
+    go_on.set()
+
+
+def test_probes_are_answered_though_many_connections_idle(browser, many, open_door):
+    many(200)
+    for path in ("/livez", "/readyz", "/", "/api/v1/session"):
+        assert browser.get(path).status == 200
+
+
+def test_connection_beyond_the_most_takes_the_place_of_the_one_that_waited_longest(browser, many, monkeypatch):
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 3)
+    first, second, third = many(3)
+    wait_until(lambda: _answers(third))  # so all three were taken
+    assert browser.get("/livez").status == 200
+    assert rest(first) == b""
+    assert _answers(second)
+
+
+def _answers(connection: socket.socket) -> bool:
+    connection.sendall(LIVEZ)
+    found = b""
+    while not found.endswith(b'{"status":"ok"}'):
+        part = connection.recv(1 << 16)
+        if not part:
+            return False
+        found += part
+    return True
+
+
+def test_answer_under_way_is_not_cut_off_for_a_newcomer(browser, many, stuck, monkeypatch):
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 1)
+    (busy,) = many(1)
+    busy.sendall(b"GET /api/v1/tables/a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert stuck.acquire(timeout=30)
+    assert browser.get("/livez").status == 200
+    busy.settimeout(0.05)
+    with pytest.raises(TimeoutError):  # it is still there, and waits
+        busy.recv(1)
+
+
+POST = b"POST /api/v1/scrub HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", LIVEZ[:-2], POST], ids=["nothing", "line", "headers", "body"])
+def test_request_without_an_end_is_cut_off(browser, many, monkeypatch, sent):
+    monkeypatch.setattr(connection_module, "REQUEST_S", 0.2)
+    (slow,) = many(1)
+    slow.sendall(sent)
+    assert rest(slow) == b""
+    assert browser.get("/livez").status == 200
+
+
+def test_request_that_trickles_is_cut_off_too(many, monkeypatch):
+    monkeypatch.setattr(connection_module, "REQUEST_S", 0.5)
+    (slow,) = many(1)
+    slow.settimeout(0.05)
+    sent = 0
+    while True:  # a byte each 50 ms, for as long as it is taken
+        try:
+            slow.sendall(LIVEZ[sent % 20 : sent % 20 + 1])
+            sent += 1
+            if not slow.recv(1):
+                break
+        except TimeoutError:
+            assert sent < 200, "nobody cut it off"
+        except OSError:
+            break
+    assert 3 < sent < 200
+
+
+def test_second_request_of_a_connection_has_its_own_time(many, monkeypatch):
+    monkeypatch.setattr(connection_module, "REQUEST_S", 0.5)
+    (kept,) = many(1)
+    for _ in range(3):
+        assert _answers(kept)
+    kept.sendall(b"GET /livez HTT")
+    assert rest(kept) == b""
+
+
+def test_client_that_does_not_read_is_cut_off(open_door, monkeypatch):
+    monkeypatch.setattr(connection_module, "ANSWER_S", 0.3)
+    server = open_door()
+    with socket.socket() as greedy:
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greedy.connect(("127.0.0.1", server.port))
+        greedy.sendall(b"GET /static/plotly.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: server.connections == 1)
+        wait_until(lambda: server.connections == 0)
+        assert len(rest(greedy)) < 4_000_000  # of 4.8 MB
+    assert Browser(server.port).get("/livez").status == 200
+
+
+def test_slow_readers_give_way_and_take_no_place_of_others(browser, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 4)
+    greedy = [socket.socket() for _ in range(5)]
+    try:
+        for one in greedy:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", browser.port))
+            one.sendall(b"GET /static/plotly.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(8).startswith(b"HTTP/1.1")  # its answer is under way
+        assert browser.get("/api/v1/session").status == 200
+        assert len(rest(greedy[0])) < 4_000_000  # it was there first, and gave way
+    finally:
+        for one in greedy:
+            one.close()
+
+
+def test_long_answers_are_held_in_pieces(browser):
+    """A connection keeps no copy of what its client has not taken: however many do not read, they share the file."""
+    assert len(browser.get("/static/plotly.min.js").body) > 4_000_000
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    wrapped = guard._with_headers(send, "an-id")
+    body = bytes(range(256)) * 1000
+    asyncio.run(_send(wrapped, body))
+    assert sent[0]["type"] == "http.response.start"
+    assert b"".join(message["body"] for message in sent[1:]) == body
+    assert [len(message["body"]) for message in sent[1:]] == [65_536] * 3 + [256_000 - 3 * 65_536]
+    assert [message["more_body"] for message in sent[1:]] == [True] * 3 + [False]
+
+
+async def _send(send, body):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def test_only_so_many_requests_are_under_way_but_probes_are_answered(browser, stuck, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_REQUESTS", THREADS + 1)
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        waiting = [pool.submit(browser.get, f"/api/v1/tables/t{i}") for i in range(THREADS)]
+        for _ in range(THREADS):
+            assert stuck.acquire(timeout=30)
+        waiting.append(pool.submit(browser.get, "/api/v1/tables/one-more"))  # which has no thread
+        wait_until(lambda: browser.get("/api/v1/session").status == 503)
+        refused = browser.get("/api/v1/session")
+        assert (refused.json["error"], refused.headers["retry-after"]) == ("UnavailableError", "1")
+        assert [browser.get(path).status for path in ("/livez", "/readyz")] == [200, 200]
+        assert not stuck.acquire(blocking=False)  # nor did a fifth look begin
+        assert not any(one.done() for one in waiting)
+        stuck.go_on()
+        assert [one.result(30).status for one in waiting] == [200] * len(waiting)
+
+
+def test_answers_are_shared_while_they_are_made(browser, stuck):
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(browser.get, "/api/v1/tables/t") for _ in range(3)]
+        assert stuck.acquire(timeout=30)
+        assert not stuck.acquire(timeout=0.2)
+        assert not any(one.done() for one in asked)
+        stuck.go_on()
+        assert [one.result(30).json for one in asked] == [{"name": "t"}] * 3
