@@ -65,7 +65,7 @@ def _warn(sentence: str) -> None:
 
 
 def _memory(settings: Settings, server: Server) -> Memory:
-    return most_memory(settings.store(), settings.limits(), server.connections)
+    return most_memory(settings.store(), settings.limits(), server.connections, admin=settings.admin_port is not None)
 
 
 @contextmanager

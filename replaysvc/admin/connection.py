@@ -16,7 +16,7 @@ from replaysvc.admin.guard import HEAD_BYTES
 
 REQUEST_S = 10.0  # from a connection, or the first byte of its next request, to the request's end
 ANSWER_S = 60.0  # from there to the last byte that the client takes
-MOST_CONNECTIONS = 256  # of one more, that which has waited longest for a request is closed
+MOST_CONNECTIONS = 256  # of one more, that which keeps us waiting for longest is closed
 
 
 class Connection(H11Protocol):
@@ -25,7 +25,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._timer: asyncio.TimerHandle | None = None
         self._waits = False  # for the end of a request
-        self._since = self.loop.time()
+        self._since = 0.0
         super().connection_made(transport)  # type: ignore[arg-type]  # as asyncio's own protocols have it
         self._await_request()
         if len(self.connections) > MOST_CONNECTIONS:
@@ -33,7 +33,7 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         others: list[Any] = [other for other in self.connections if other is not self]
-        waiting = [other for other in others if other.is_idle]
+        waiting = [other for other in others if other.is_idle] or [other for other in others if other.is_taken]
         if waiting:
             min(waiting, key=lambda other: other._since).give_up()
 
@@ -41,6 +41,11 @@ class Connection(H11Protocol):
     def is_idle(self) -> bool:
         """Returns whether no whole request is under way."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    @property
+    def is_taken(self) -> bool:
+        """Returns whether a client is about to take its answer."""
+        return self.cycle is not None and self.cycle.response_started
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -51,8 +56,6 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._await_answer()  # to be taken by the client
-        self._waits = False
-        self._since = self.loop.time()
         super().on_response_complete()  # which may begin with the next request, if it has come already
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,11 +64,11 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _await_request(self) -> None:
-        self._waits = True
+        self._waits, self._since = True, self.loop.time()
         self._arm(REQUEST_S)
 
     def _await_answer(self) -> None:
-        self._waits = False
+        self._waits, self._since = False, self.loop.time()
         self._arm(ANSWER_S)
 
     def _arm(self, seconds: float) -> None:

@@ -5,9 +5,11 @@ reach 127.0.0.1 as well: straight, which `Sec-Fetch-Site` and `Origin` tell, or 
 (DNS rebinding), which `Host` tells: a rebound name is never an address, never localhost, and not among those that we know.
 """
 
+import asyncio
 import ipaddress
 import logging
 import re
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 HEAD_BYTES = 16 << 10  # of a request without its body
 BODY_BYTES = 1 << 20
 MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
+_PIECE_BYTES = 64 << 10  # of an answer
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 _PROBES = frozenset({"/livez", "/readyz"})
 
@@ -47,12 +50,22 @@ class Guard:
             await refusal(503, "UnavailableError", sentence, retry_after="1", connection="close")(scope, receive, send)
             return
         self._requests += 1
+        under_way = True
+
+        def settle() -> None:
+            nonlocal under_way
+            self._requests -= under_way
+            under_way = False
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _settling(send, settle))
+        except asyncio.CancelledError:
+            log.warning("%s %.200s was under way at the end, and is left behind", scope["method"], scope["path"])
+            raise
         except Exception:  # which was answered already
             log.exception("%s %.200s failed", scope["method"], scope["path"])
         finally:
-            self._requests -= 1
+            settle()
 
     def _refused(self, scope: Scope) -> tuple[int, str, str, dict[str, str]] | None:
         """Returns status, error, sentence and headers of the answer to a request that is not let in."""
@@ -67,8 +80,8 @@ class Guard:
         if len(hosts) != 1 or not self._is_known(hosts[0]):
             sentence = "host: expected localhost, an IP address or a name in the setting admin_names, found another"
             return 400, "InvalidRequestError", sentence, {}
-        if not scope["path"].startswith("/"):
-            return 400, "InvalidRequestError", "target: expected a path", {}
+        if not scope["path"].startswith("/") or not scope["path"].isprintable():
+            return 400, "InvalidRequestError", "target: expected a path of printable characters", {}
         if not _is_ours(scope, headers, hosts[0]):
             sentence = "expected a request of this page itself, found one on behalf of another site"
             return 403, "PermissionDeniedError", sentence, {}
@@ -121,8 +134,26 @@ def _refused_body(method: str, headers: dict[str, list[str]]) -> tuple[int, str,
     return None
 
 
+def _settling(send: Send, settle: Callable[[], None]) -> Send:
+    """Calls `settle` as soon as there is an answer: a client may take its time to read it, which is not our work."""
+
+    async def settling(message: Message) -> None:
+        settle()
+        await send(message)
+
+    return settling
+
+
 def _with_headers(send: Send, asked: str) -> Send:
+    """Adds the headers of every answer, and sends it in pieces, each as the client has taken the one before."""
+
     async def guarded(message: Message) -> None:
+        body = message.get("body", b"")
+        if len(body) > _PIECE_BYTES:  # in one piece, the connection would keep a copy of all of it
+            last = (len(body) - 1) // _PIECE_BYTES * _PIECE_BYTES
+            for at in range(0, last, _PIECE_BYTES):
+                await send({"type": message["type"], "body": body[at : at + _PIECE_BYTES], "more_body": True})
+            message = {**message, "body": body[last:]}
         if message["type"] == "http.response.start":
             there = {key for key, _ in message.get("headers", [])}
             more = [*GUARDS, (b"x-request-id", asked.encode())]

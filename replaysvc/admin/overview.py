@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from replaysvc.admin.context import Admin
@@ -12,10 +11,10 @@ from replaysvc.admin.tables import Told, share
 from replaysvc.admin.verdict import verdict
 from replaysvc.admin.watch import Watch
 from replaysvc.histogram import quantile
+from replaysvc.metrics import memory
 from replaysvc.views import CallCounts, DiskView, HistogramView
 
-_STATUS = Path("/proc/self/status")
-_MEMORY = {"RssAnon": "anonymous_bytes", "RssFile": "file_bytes", "RssShmem": "shared_bytes"}
+_MEMORY = {"anonymous_bytes": "anon", "file_bytes": "file", "shared_bytes": "shmem"}
 
 
 def overview_of(
@@ -25,7 +24,7 @@ def overview_of(
     """Returns how all is. columns: of all tables; actors: as `participants` tells of them."""
     replay = admin.replay
     disk, backlog = replay.disk(), replay.backlog()
-    told, rows = disk_of(disk, watch), [table.row for table in tables]
+    told, taken, rows = disk_of(disk, watch), memory(), [table.row for table in tables]
     return {
         "at_s": admin.wall(), "started_at_s": started_at_s, "version": admin.version,
         "python": platform.python_version(), "address": admin.address, "data": admin.data,
@@ -33,7 +32,8 @@ def overview_of(
             admin.status(), rows, disk, told["days_left"], backlog, actors["actors"], replay.quarantined_tables
         ),
         "totals": _totals(tables, disk), "rates": watch.rates(None), "disk": told, "backlog": asdict(backlog),
-        "memory": memory_of(_STATUS), "calls": calls_of(admin.activity.calls()), "tables": rows, "columns": columns,
+        "memory": {name: taken.get(kind, 0) for name, kind in _MEMORY.items()},
+        "calls": calls_of(admin.activity.calls()), "tables": rows, "columns": columns,
     }  # fmt: skip
 
 
@@ -57,20 +57,6 @@ def _totals(tables: list[Told], disk: DiskView) -> dict[str, Any]:
         "cache_budget_bytes": sum(one.cache_budget_bytes for one in counts),
         "cache_hit_share": share(sum(one.cache_hits_total for one in stats), items),
     }  # fmt: skip
-
-
-def memory_of(status: Path) -> dict[str, int]:
-    """Returns what memory the process takes now: its own, pages of files, and memory that it shares."""
-    found = dict.fromkeys(_MEMORY.values(), 0)
-    try:
-        lines = status.read_text().splitlines()
-    except OSError:  # not on this system
-        return found
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name in _MEMORY:
-            found[_MEMORY[name]] = int(value.split()[0]) * 1024
-    return found
 
 
 def calls_of(counts: CallCounts) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from replaysvc.admin.watch import Watch
 from replaysvc.errors import UnavailableError
 
 log = logging.getLogger(__name__)
+_library_log = logging.getLogger("uvicorn.error")
 
 THREADS = 4  # that look at the store at once
 _START_S = 30.0
@@ -68,7 +69,7 @@ class AdminServer:
         self._watch = Watch(admin, tls.refresh if tls is not None else lambda: None)
         self.app = make_app(admin, self._watch)
         context = tls.context if tls is not None else None
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of bad requests it would warn as often as they come
+        _library_log.setLevel(logging.ERROR)  # of bad requests it would warn as often as they come
         self._server = uvicorn.Server(
             uvicorn.Config(
                 guarded(self.app, admin), http=Connection, loop="asyncio", lifespan="off", ws="none", interface="asgi3",
@@ -99,6 +100,7 @@ class AdminServer:
 
     def stop(self) -> None:
         """Ends: no new requests, a moment for those under way. A look that does not end is left behind."""
+        _library_log.setLevel(logging.CRITICAL)  # what it has to cut off now is told by the guard
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)

@@ -28,6 +28,7 @@ _THREADS = 40  # besides the workers: gRPC's, the committer, the keeper
 _MOST_REGIONS = 1024  # of shared memory; each takes a descriptor
 _READS_BYTES = 4 * 2 * 16 * MiB  # four batches at once may wait for chunks from the disk, 16 MiB of each, stored and decoded
 _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
+_ADMIN_BYTES = 160 * MiB  # of the admin door: its libraries 24, requests of 1 MiB 64, what connections have not taken yet 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +94,8 @@ class Memory:
         return f"memory: at most {-(-self.total // MiB)} MiB = {terms}; and about 110 bytes for each stored chunk"
 
 
-def most_memory(store: StoreConfig, limits: Limits, connections: int) -> Memory:
-    """Returns the most memory that a server of these settings takes.
+def most_memory(store: StoreConfig, limits: Limits, connections: int, *, admin: bool = False) -> Memory:
+    """Returns the most memory that a server of these settings takes, with an admin door beside it or without.
 
     queue: what waits for a commit, where one request of the largest kind goes alone whatever the setting; and a commit's pages.
     requests: those admitted, and the one message that each worker may be reading, for which nothing vouches but its limit.
@@ -111,7 +112,8 @@ def most_memory(store: StoreConfig, limits: Limits, connections: int) -> Memory:
         fixed=_BASE_BYTES
         + (workers + _THREADS) * _THREAD_BYTES
         + connections * _CONNECTION_BYTES
-        + PENDING_CALLS * _CALL_BYTES,
+        + PENDING_CALLS * _CALL_BYTES
+        + admin * _ADMIN_BYTES,
     )  # fmt: skip
 
 

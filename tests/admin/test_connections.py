@@ -1,5 +1,6 @@
 """Clients that are slow, many, or do not read: they give way, and probes are answered meanwhile."""
 
+import asyncio
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -82,9 +83,7 @@ def test_answer_under_way_is_not_cut_off_for_a_newcomer(browser, many, stuck, mo
         busy.recv(1)
 
 
-POST = (
-    b"POST /api/v1/scrub HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-)
+POST = b"POST /api/v1/scrub HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", LIVEZ[:-2], POST], ids=["nothing", "line", "headers", "body"])
@@ -125,6 +124,7 @@ def test_second_request_of_a_connection_has_its_own_time(many, monkeypatch):
 
 def test_client_that_does_not_read_is_cut_off(open_door, monkeypatch):
     monkeypatch.setattr(connection_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(connection_module, "REQUEST_S", 60.0)
     server = open_door()
     with socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -134,6 +134,45 @@ def test_client_that_does_not_read_is_cut_off(open_door, monkeypatch):
         wait_until(lambda: server.connections == 0)
         assert len(rest(greedy)) < 4_000_000  # of 4.8 MB
     assert Browser(server.port).get("/livez").status == 200
+
+
+def test_slow_readers_give_way_and_take_no_place_of_others(browser, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 4)
+    greedy = [socket.socket() for _ in range(5)]
+    try:
+        for one in greedy:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", browser.port))
+            one.sendall(b"GET /static/plotly.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(8).startswith(b"HTTP/1.1")  # its answer is under way
+        assert browser.get("/api/v1/session").status == 200
+        assert len(rest(greedy[0])) < 4_000_000  # it was there first, and gave way
+    finally:
+        for one in greedy:
+            one.close()
+
+
+def test_long_answers_are_held_in_pieces(browser):
+    """A connection keeps no copy of what its client has not taken: however many do not read, they share the file."""
+    assert len(browser.get("/static/plotly.min.js").body) > 4_000_000
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    wrapped = guard._with_headers(send, "an-id")
+    body = bytes(range(256)) * 1000
+    asyncio.run(_send(wrapped, body))
+    assert sent[0]["type"] == "http.response.start"
+    assert b"".join(message["body"] for message in sent[1:]) == body
+    assert [len(message["body"]) for message in sent[1:]] == [65_536] * 3 + [256_000 - 3 * 65_536]
+    assert [message["more_body"] for message in sent[1:]] == [True] * 3 + [False]
+
+
+async def _send(send, body):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def test_only_so_many_requests_are_under_way_but_probes_are_answered(browser, stuck, monkeypatch):

@@ -10,7 +10,8 @@ PATHS = ["/", "/static/app.js", "/livez", "/readyz", "/metrics", "/api/v1/sessio
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"]
 REBOUND = [
     "evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.nip.io", "127.0.0.1.", "localhost.", "127.1",
-    "2130706433", "0x7f.0.0.1", "user@localhost", "localhost:port", "localhost:", "[::1", "::1", "", " ", "localhost, evil.example",
+    "2130706433", "0x7f.0.0.1", "user@localhost", "localhost:port", "localhost:", "[::1", "::1", "", " ",
+    "localhost, evil.example",
 ]  # fmt: skip
 
 
@@ -114,23 +115,23 @@ JSON = ("Content-Type", "application/json")
 
 
 BODIES = [
-        ([], b"{}", 415),
-        ([("Content-Type", "text/plain")], b"{}", 415),
-        ([("Content-Type", "application/x-www-form-urlencoded")], b"confirm=scrub", 415),
-        ([("Content-Type", "multipart/form-data; boundary=x")], b"{}", 415),
-        ([JSON, JSON], b"{}", 415),
-        ([JSON], None, 411),
-        ([JSON, ("Transfer-Encoding", "chunked")], None, 411),
-        ([JSON, ("Content-Length", str((1 << 20) + 1))], None, 413),
-        ([JSON], b"", 400),
-        ([JSON], b"{", 400),
-        ([JSON], b"\xff\xfe", 400),
-        ([JSON], b"[]", 400),
-        ([JSON], b"null", 400),
-        ([JSON], b'{"confirm": NaN}', 400),
-        ([JSON], b'{"confirm": "scrub", "confirm": "scrub"}', 400),
-        ([JSON], b"[" * 100_000, 400),
-        ([JSON], b'{"confirm": "scrub", "more": 1}', 400),
+    ([], b"{}", 415),
+    ([("Content-Type", "text/plain")], b"{}", 415),
+    ([("Content-Type", "application/x-www-form-urlencoded")], b"confirm=scrub", 415),
+    ([("Content-Type", "multipart/form-data; boundary=x")], b"{}", 415),
+    ([JSON, JSON], b"{}", 415),
+    ([JSON], None, 411),
+    ([JSON, ("Transfer-Encoding", "chunked")], None, 411),
+    ([JSON, ("Content-Length", str((1 << 20) + 1))], None, 413),
+    ([JSON], b"", 400),
+    ([JSON], b"{", 400),
+    ([JSON], b"\xff\xfe", 400),
+    ([JSON], b"[]", 400),
+    ([JSON], b"null", 400),
+    ([JSON], b'{"confirm": NaN}', 400),
+    ([JSON], b'{"confirm": "scrub", "confirm": "scrub"}', 400),
+    ([JSON], b"[" * 100_000, 400),
+    ([JSON], b'{"confirm": "scrub", "more": 1}', 400),
 ]
 
 
@@ -151,12 +152,12 @@ def test_body_of_a_get_is_refused(browser):
 
 
 NO_HTTP = [
-        (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/9.9\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # who speaks TLS
-        (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
-        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", 431),
-        (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000, 431),
+    (b"nonsense\r\n\r\n", 400),
+    (b"GET / HTTP/9.9\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # who speaks TLS
+    (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
+    (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+    (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000, 431),
 ]
 
 

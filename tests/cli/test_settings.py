@@ -70,6 +70,13 @@ def test_variable_that_names_the_file_is_no_setting(monkeypatch, write):
         ("port = 1.5", "^setting port: .*integer.*, found 1.5$"),
         ("host = ''", "^setting host: .*at least 1 character, found ''$"),
         ("log_level = 'loud'", "^setting log_level: expected one of debug, info, warning, error, found 'loud'$"),
+        ("log_format = 'xml'", "^setting log_format: expected one of text, json, found 'xml'$"),
+        ("admin_port = -1", "^setting admin_port: expected greater than or equal to 0, found -1$"),
+        ("admin_host = ''", "^setting admin_host: .*at least 1 character, found ''$"),
+        ("admin_names = 'a.example:80'", "^setting admin_names: expected host names with commas.*, found 'a.example:80'$"),
+        ("admin_names = 'https://a.example'", "^setting admin_names: expected host names"),
+        ("admin_names = '*.example'", "^setting admin_names: expected host names"),
+        ("reflection = 'maybe'", "^setting reflection: .*boolean.*, found 'maybe'$"),
         ("insecure = 'maybe'", "^setting insecure: .*boolean.*, found 'maybe'$"),
         ("grace_s = -1", "^setting grace_s: expected greater than or equal to 0, found -1$"),
         ("grace_s = nan", "^setting grace_s: .*, found nan$"),
@@ -113,3 +120,23 @@ def test_settings_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidRequestError, match="^settings file .*binary.toml: "):
         load({}, tmp_path / "binary.toml")
+
+
+def test_admin_door_is_closed_unless_its_port_is_given():
+    settings = load({}, None)
+    assert (settings.admin_port, settings.admin_host, settings.names) == (None, "127.0.0.1", frozenset())
+    assert load({"admin_port": 0}, None).admin_port == 0
+
+
+def test_names_of_the_admin_door_are_read_in_small_letters():
+    assert load({"admin_names": " Replay.Example.org, b ,"}, None).names == {"replay.example.org", "b"}
+
+
+def test_each_door_has_an_exposure_of_its_own():
+    nobody = "nobody is asked who they are, in plain text"
+    assert load({"admin_host": "0.0.0.0"}, None).exposures == {}  # it is closed
+    assert load({"admin_host": "0.0.0.0", "admin_port": 0}, None).exposures == {"admin_host": nobody}
+    assert load({"host": "0.0.0.0", "admin_port": 0}, None).exposures == {"host": nobody}
+    with pytest.raises(InvalidRequestError, match="^setting admin_host: expected an address of this machine alone"):
+        load({"admin_host": "::", "admin_port": 0}, None).check_exposure()
+    load({"admin_host": "::", "admin_port": 0, "insecure": True}, None).check_exposure()

@@ -47,6 +47,11 @@ def test_most_memory_is_the_sum_of_what_was_computed_by_hand():
     )
 
 
+def test_admin_door_takes_memory_of_its_own():
+    alone, beside = most_memory(StoreConfig(), Limits(), 1), most_memory(StoreConfig(), Limits(), 1, admin=True)
+    assert beside == replace(alone, fixed=alone.fixed + 160 * MiB)
+
+
 def test_queue_larger_than_the_largest_request_counts_as_it_is():
     small = most_memory(StoreConfig(queue_bytes=1 * MiB, commit_bytes=1 * MiB), Limits(), 1)
     large = most_memory(StoreConfig(queue_bytes=2048 * MiB, commit_bytes=1 * MiB), Limits(), 1)
