@@ -79,7 +79,7 @@ FAMILIES: dict[str, Family] = {
     "sample_seconds": Family(
         _HISTOGRAM, ("table", "stage"), "Seconds of each stage of a draw: index (choosing), read (from disk), decompress, "
         "assemble; and send (until the answer has left), of all tables together."),
-    "sample_age_steps": Family(_HISTOGRAM, _T, "Steps by which sampled ones lay behind the newest; of 8 items of each draw."),
+    "sample_age_steps": Family(_HISTOGRAM, _T, "Steps by which sampled ones lay behind the newest; of some items of every fourth draw."),
     "samples_per_insert": Family(_GAUGE, _T, "Items sampled for each step inserted, by the limiter's counts, over restarts."),
     "samples_per_insert_target": Family(_GAUGE, _T, "What the limiter aims at; absent where it does not."),
     "rate_limited_seconds_total": Family(
