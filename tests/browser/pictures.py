@@ -7,6 +7,7 @@ phone has it, to be looked at.
 """
 
 import argparse
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from tests.browser.feeding import running_demo, write_atari
 HERE = Path(__file__).parent / "pictures"
 PLACES = (
     "overview", "tables", "tables/cartpole", "tables/cartpole/sampling?sampler=prioritized", "tables/cartpole/columns",
-    "tables/cartpole/configuration", "episodes/cartpole", "episodes/cartpole/5", "episodes/breakout", "episodes/breakout/1?t=60",
-    "actors", "learners", "storage", "jobs", "configuration", "log",
+    "tables/cartpole/configuration", "episodes/cartpole", "episodes/cartpole/5", "episodes/breakout",
+    "episodes/breakout/1?t=60", "actors", "learners", "storage", "jobs", "configuration", "log",
 )  # fmt: skip
 
 
@@ -30,7 +31,11 @@ def main() -> None:
     given = options.parse_args()
     HERE.mkdir(exist_ok=True)
     console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as scratch, running_demo(Path(scratch) / "run") as demo, chromium() as browser:
+    every = given.all.resolve() if given.all is not None else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(stack.enter_context(tempfile.TemporaryDirectory())))
+        Path("runs").mkdir()
+        demo, browser = stack.enter_context(running_demo(Path("runs/demo"))), stack.enter_context(chromium())
         write_atari(demo.address)
 
         def take(place: str, path: Path, *, full: bool = False, **look: object) -> None:
@@ -46,13 +51,13 @@ def main() -> None:
         take("overview", HERE / "overview.png", size=(1280, 900))
         take("episodes/breakout/1?t=60", HERE / "episode.png", size=(1280, 900), scheme="dark")
         take("tables/cartpole/sampling?sampler=prioritized", HERE / "phone.png", size=PHONE)
-        if given.all is not None:
-            given.all.mkdir(exist_ok=True)
+        if every is not None:
+            every.mkdir(exist_ok=True)
             for name, look in (
                 ("light", {"size": DESK}), ("dark", {"size": DESK, "scheme": "dark"}), ("phone", {"size": PHONE}),
             ):  # fmt: skip
                 for place in PLACES:
-                    take(place, given.all / f"{name}-{place.partition('?')[0].replace('/', '-')}.png", full=True, **look)
+                    take(place, every / f"{name}-{place.partition('?')[0].replace('/', '-')}.png", full=True, **look)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,10 @@ import threading
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 import replaysvc
 from replay_client import UnauthenticatedError, connect
@@ -125,6 +128,32 @@ def test_each_name_that_people_know_is_there_or_it_is_said_what_is_instead():
     assert all(f"\n  {name} " in inspect.getdoc(metrics).replace("\n  ", "\n  ") for name in ELSEWHERE)
 
 
+def test_text_is_what_the_library_itself_makes_of_the_same():
+    gauge = GaugeMetricFamily("a", "One \\ two\nthree.", labels=("x", "y"))
+    gauge.add_metric(('quo"te', "back\\slash\nand line"), 1e22)
+    gauge.add_metric(("", "é"), float("nan"))
+    counter, histogram = CounterMetricFamily("b_total", "B.", labels=()), HistogramMetricFamily("c", "C.", labels=("x",))
+    counter.add_metric((), 3)
+    histogram.add_metric(("1",), [("0.1", 2), ("+Inf", 5)], 0.7)
+
+    class Some(Collector):
+        def collect(self):
+            return [gauge, counter, histogram]
+
+    registry = CollectorRegistry()
+    registry.register(Some())
+    own, theirs = (
+        [
+            (family.name, family.type, family.documentation, sample.name, sample.labels, str(sample.value))
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        ]
+        for text in ("".join(metrics._lines(registry.collect())), generate_latest(registry).decode())
+    )
+    assert own == theirs
+    assert len(own) == 2 + 1 + 4
+
+
 def test_labels_are_of_a_fixed_set_and_name_no_caller(scrape, server, replay):
     assert {label for family in FAMILIES.values() for label in family.labels} == LABELS | BUILD
     make_table(replay)
@@ -181,7 +210,7 @@ def test_writing_and_sampling_are_told_as_they_were(embedded, replay):
     assert found("cache_hits_total", table="t") == 20
     assert found("cache_misses_total", table="t") == 0
     assert found("sample_seconds_count", table="t", stage="index") == 2
-    assert found("sample_age_steps_count", table="t") == 8 + 4
+    assert found("sample_age_steps_count", table="t") == 16  # of every fourth draw, and so of the first
     assert found("priority_updates_total", table="t") == 2
     assert found("stale_priority_updates_total", table="t") == 2
     assert before("priority_sum", table="t", sampler="per") is None
@@ -306,7 +335,7 @@ def test_no_counter_falls_when_steps_are_removed(embedded, replay):
     assert third("steps", table="t") == 40
 
 
-def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, monkeypatch):
+def test_table_that_goes_during_the_look_is_left_out_whole_and_that_is_no_news(embedded, replay, monkeypatch, caplog):
     for name in ("a", "b", "c"):
         write_episodes(replay.create_table(name, SCALARS), [3])
     engine = replay.engine
@@ -325,6 +354,7 @@ def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, mon
 
     monkeypatch.setattr(engine("c"), "storage", closing)  # the last that is asked
     assert embedded().tables() == {"a", "b"}
+    assert caplog.text == ""
 
 
 def test_table_that_cannot_be_looked_at_is_left_out_and_the_log_says_so(embedded, replay, monkeypatch, caplog):
