@@ -52,8 +52,8 @@ class Sampling:
     ) -> list[BatchColumn]:  # fmt: skip
         """Returns `batches` batches of `batch_size` items, one after the other in each column, in stored precision.
 
-        `allocate` makes the arrays for the columns of the signature that travel as they are stored. `waited` is told the seconds
-        of each wait for data or for the limiter.
+        `allocate` makes the arrays for the columns of the signature that travel as they are stored. `waited` is told the
+        seconds of each wait for data or for the limiter.
 
         Raises:
           NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
