@@ -21,6 +21,7 @@ MOST_EPISODES = 200  # on a page
 MOST_STEPS = 1000
 _PAGE_BYTES = 8 << 20  # of steps, as they are read and decoded
 _PAGE_VALUES = 200_000  # that are told at once
+_PAGE_PRIORITIES = 10_000
 SHOWN_VALUES = 64  # of a step, in one column
 _GOALS = ("desired_goal", "achieved_goal")
 
@@ -182,7 +183,7 @@ def _flat(values: Any, path: str = "") -> list[tuple[str, Any]]:
 def priorities_of(admin: Admin, name: str, episode_id: int, start: int | None, stop: int | None) -> dict[str, Any]:
     """Returns the priorities of steps [start, stop) by sampler. Raises NotFoundError, InvalidRequestError."""
     table = admin.replay.table(name)
-    start, stop, _ = page_of(table, record_of(table, episode_id), start, stop, _PAGE_VALUES // 16)
+    start, stop, _ = page_of(table, record_of(table, episode_id), start, stop, _PAGE_PRIORITIES)
     return {
         "start": start, "stop": stop,
         "samplers": admin.replay.engine(name).looking.episode_priorities(episode_id, start, stop),
