@@ -154,7 +154,9 @@ def test_compose_runs_the_reference_agent_by_commands_that_exist(name, monkeypat
     seen: list[argparse.Namespace] = []
 
     def parse(parser: argparse.ArgumentParser, given: list[str] | None) -> None:
-        seen.append(argparse.ArgumentParser.parse_known_args(parser, given)[0])
+        known, unknown = parser.parse_known_args(given)
+        assert unknown == []
+        seen.append(known)
         raise SystemExit
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
