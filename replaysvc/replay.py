@@ -31,14 +31,13 @@ from replaysvc.keeper import Keepers
 from replaysvc.spec import Signature
 from replaysvc.storage import Snapshots, Store, System, TableStore
 from replaysvc.table import Table, check_table
-from replaysvc.table.actors import heard_last
+from replaysvc.table.actors import heard_last, newest_policy
 from replaysvc.table.committer import Committer
 from replaysvc.types import Params
 from replaysvc.views import ActivityView, BacklogView, DiskView, ScrubView, SnapshotView
 
 log = logging.getLogger(__name__)
 
-_POLICY = "policy"  # the parameter set that actors act by
 _CLOSED = "the store is closed"
 
 
@@ -260,10 +259,9 @@ class Replay:
         Raises:
           NotFoundError: no such table.
         """
-        newest = self.params_versions().get(_POLICY)
         engines = list(self.engines().values()) if table is None else [self.engine(check_text("table", table))]
         actors, written = heard_last({engine.name: engine.actors for engine in engines})
-        return ActivityView(actors=actors, learners=(), newest_policy_version=written if newest is None else newest)
+        return ActivityView(actors=actors, learners=(), newest_policy_version=newest_policy(self.params_versions(), [written]))
 
     def snapshot(self, path: str | Path) -> None:
         """Makes a complete copy of the store in a new directory, which can be opened as a store of its own.

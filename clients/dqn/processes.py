@@ -110,8 +110,9 @@ class Children:
 class Service:
     """The service on a run's store, the first of its processes. Started again, it has the port that it had before.
 
-    address: where it listens, or did before it was killed; "" before the first time. dashboard: its page. listening_since: by the monotonic clock;
-    None while it starts. kills: how often it was killed here. outages_s: how long each of them kept it from listening.
+    address: where it listens, or did before it was killed; "" before the first time. dashboard: its page.
+    listening_since: by the monotonic clock; None while it starts. kills: how often it was killed here.
+    outages_s: how long each of them kept it from listening.
     """
 
     def __init__(self, children: Children, run: RunDirectory) -> None:

@@ -6,6 +6,7 @@ cannot be parsed is answered as all else is.
 
 import asyncio
 import sys
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -90,7 +91,8 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         try:
-            parts = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+            reason = HTTPStatus(status).phrase.encode()
+            parts = (h11.Response(status_code=status, headers=headers, reason=reason), h11.Data(data=body), h11.EndOfMessage())
             for part in parts:
                 self.transport.write(self.conn.send(part) or b"")
         except h11.LocalProtocolError:  # amid an answer

@@ -6,7 +6,7 @@ stored values are shown, they are the strings "nan", "inf" and "-inf". The latte
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,13 @@ from replaysvc.types import Array
 SAFE = (1 << 53) - 1  # JavaScript's Number.MAX_SAFE_INTEGER
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Stored values, which come nested as the array is; what is no finite number is the string that numpy writes."""
+
+    values: Array
+
+
 def plain(value: Any) -> Any:
     """Returns `value`, of dataclasses, mappings, sequences, arrays and numbers, as JSON can hold it; gaps are None."""
     if value is None or isinstance(value, str | bool):
@@ -29,6 +36,8 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, np.ndarray):
         return _array(value)
+    if isinstance(value, Stored):
+        return _stored(value.values)
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, Enum):
@@ -58,8 +67,7 @@ def _whole(array: Array) -> Any:
     return np.array([plain(number) for number in array.ravel().tolist()], object).reshape(array.shape).tolist()
 
 
-def stored_values(array: Array) -> Any:
-    """Returns stored values, nested as the array is; what is no finite number is the string that numpy writes."""
+def _stored(array: Array) -> Any:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         shown = np.where(np.isfinite(array), array.astype(object), array.astype(str).astype(object))
         return shown.tolist()
@@ -67,11 +75,11 @@ def stored_values(array: Array) -> Any:
 
 
 def first_values(rows: Array | RaggedArray, most: int) -> tuple[Any, bool]:
-    """Returns the values of each row, and whether any had more than `most`: then only its first ones, flat, are among them."""
+    """Returns the values of each row, for `plain`, and whether any had more than `most`: then its first ones, flat."""
     if isinstance(rows, RaggedArray):
         parts = [np.asarray(rows[i]) for i in range(len(rows))]
         cut = any(part.size > most for part in parts)
-        return [stored_values(part.reshape(-1)[:most] if part.size > most else part) for part in parts], cut
+        return [Stored(part.reshape(-1)[:most] if part.size > most else part) for part in parts], cut
     if math.prod(rows.shape[1:]) > most:
-        return stored_values(rows.reshape(len(rows), -1)[:, :most]), True
-    return stored_values(rows), False
+        return Stored(rows.reshape(len(rows), -1)[:, :most]), True
+    return Stored(rows), False

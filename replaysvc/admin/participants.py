@@ -13,8 +13,9 @@ the last 10 s.
 from typing import Any
 
 from replaysvc.admin.context import Admin
-from replaysvc.admin.watch import Watch, newest_policy
+from replaysvc.admin.watch import Watch
 from replaysvc.errors import NotFoundError
+from replaysvc.table.actors import newest_policy
 from replaysvc.views import ActorView, LearnerView
 
 HEARD_S, RECENT_S = 30.0, 10.0

@@ -9,15 +9,12 @@ from typing import Any
 from replaysvc.admin.context import Admin
 from replaysvc.admin.history import FINE_S, Counters, History
 from replaysvc.errors import NotFoundError, UnavailableError
+from replaysvc.table.actors import newest_policy
 
 log = logging.getLogger(__name__)
 
-POLICY = "policy"
-"""The parameter set that actors load."""
-
 _RATE_LOOKS = 6  # that a rate of steps is told of: ten seconds
 _PACE_LOOKS = 31  # a minute
-_DAMAGED = (1 << 63) - 1  # stands for the version of a set that cannot be read
 
 
 class Watch:
@@ -107,10 +104,3 @@ class Watch:
         with self._lock:
             full = len(self._versions) == _PACE_LOOKS
             return self._versions[0][1] if full else None
-
-
-def newest_policy(params: dict[str, int], written: list[int]) -> int | None:
-    """Returns the newest version of the policy: that of the parameter set, else the largest that anybody wrote with."""
-    version = params.get(POLICY, -1)
-    newest = version if 0 <= version < _DAMAGED else max(written, default=-1)
-    return newest if newest >= 0 else None

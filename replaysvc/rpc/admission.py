@@ -231,11 +231,12 @@ class Call:
 
     Its worker is not among it: a unary answer leaves after the worker went on to other calls.
 
-    received, sent: bytes of its messages so far.
+    received, sent: bytes of its messages so far. began_at: when, by the clock of whoever counts it.
     """
 
     def __init__(self, admission: Admission, context: Any) -> None:
         self.received = self.sent = 0
+        self.began_at = 0.0
         self.admission, self.peer = admission, peer_of(context)
         self.cancel: Callable[[], None] = context.cancel
         self._add_callback: Callable[[Callable[[], None]], bool] = context.add_callback

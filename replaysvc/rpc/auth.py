@@ -18,10 +18,10 @@ from urllib.parse import unquote
 import grpc
 
 from replaysvc.access import ANYONE, MAY, Access, Identity, Refusals, Role, bearer, check_role
-from replaysvc.activity import Activity, request_id, request_id_of
+from replaysvc.activity import REQUEST_KEY, Activity, request_id, request_id_of
 from replaysvc.checks import NAME
 from replaysvc.errors import PermissionDeniedError, ReplayError, UnauthenticatedError
-from replaysvc.rpc.status import ERROR_KEY, REQUEST_KEY
+from replaysvc.rpc.status import ERROR_KEY
 
 OPEN = "/grpc.health.v1.Health/Check"
 """The one method that everyone may call: whether the server is up, which is all that it tells."""

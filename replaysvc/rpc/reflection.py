@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from replaysvc.activity import Activity, request_id
+from replaysvc.activity import REQUEST_KEY, Activity, request_id
 from replaysvc.errors import CapacityError
 from replaysvc.rpc.admission import Watch
-from replaysvc.rpc.status import REQUEST_KEY, abort, code_of
+from replaysvc.rpc.status import abort, code_of
 
 _SERVICE = "grpc.reflection.v1alpha.ServerReflection"
 _NAME = "ServerReflectionInfo"

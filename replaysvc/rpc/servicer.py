@@ -137,32 +137,27 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
         most = min(most, MAX_MESSAGE_BYTES if large is None else large)
         call.hold_answer(copies * most)
         wait_s, sampler = min(request.timeout_s, _WAIT_SLICE_S), request.sampler or "uniform"
-        with _place(self._waiting if wait_s > 0 else None) as has_place, self._noted(request, sampler) as waits:
-            columns: list[BatchColumn] = engine.draw(
-                request.batch_size, what, sampler=sampler,
-                seed=request.seed if request.HasField("seed") else None,
-                beta=request.beta if request.HasField("beta") else None,
-                timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
-                allocate=np.empty if slot is None else slot.allocate, waited=waits.append,
-            )  # fmt: skip
+        waits: list[float] = []
+        noted, clock = self._activity.sampled, self._activity.clock
+        began_at = clock()
+        with _place(self._waiting if wait_s > 0 else None) as has_place:
+            try:
+                columns: list[BatchColumn] = engine.draw(
+                    request.batch_size, what, sampler=sampler,
+                    seed=request.seed if request.HasField("seed") else None,
+                    beta=request.beta if request.HasField("beta") else None,
+                    timeout_s=wait_s if has_place else min(wait_s, 0.0), batches=batches,
+                    allocate=np.empty if slot is None else slot.allocate, waited=waits.append,
+                )  # fmt: skip
+            except NotReadyError as error:
+                noted(call.peer.shown, request.table, sampler, 0, clock() - began_at, sum(waits), str(error))
+                raise
+        noted(call.peer.shown, request.table, sampler, items, clock() - began_at, sum(waits), batches=batches)
         size = batch_bytes(columns)
         check_bytes(size, large=large)  # in a slot, too: what is too large must not depend on where it goes
         if size > most or large is not None:  # else it is held, until what leaves is known
             call.hold_answer(copies * size)
         return columns
-
-    @contextlib.contextmanager
-    def _noted(self, request: pb.SampleRequest, sampler: str) -> Iterator[list[float]]:
-        """Notes the draw that is made meanwhile. Gives a list for the seconds of its waits."""
-        activity, who, batches = self._activity, (current().peer.shown, request.table, sampler), request.batches or 1
-        began_at, waits = activity.clock(), list[float]()
-        try:
-            yield waits
-        except NotReadyError as error:
-            activity.sampled(*who, 0, activity.clock() - began_at, sum(waits), str(error))
-            raise
-        seconds = activity.clock() - began_at
-        activity.sampled(*who, batches * request.batch_size, seconds, sum(waits), batches=batches)
 
     def UpdatePriorities(self, request: pb.UpdatePrioritiesRequest, context: Any) -> pb.UpdatePrioritiesResponse:
         positions = convert.numbers_of("positions", request.positions, "<i8")

@@ -10,16 +10,13 @@ from typing import Any, NoReturn
 
 import grpc
 
-from replaysvc.activity import new_request_id, request_id
+from replaysvc.activity import REQUEST_KEY, new_request_id, request_id
 from replaysvc.errors import ReplayError
 
 log = logging.getLogger(__name__)
 
 ERROR_KEY = "replaysvc-error"
 RETRY_KEY = "replaysvc-retry-after-ms"
-REQUEST_KEY = "x-request-id"
-"""Metadata of a call and of its answer: what the log calls it. A caller may choose it."""
-
 _MAX_SENTENCE = 2000  # bytes; gRPC triples most of them, and drops trailing metadata of more than 8 KiB with all that they say
 
 

@@ -15,6 +15,8 @@ from replaysvc.views import ActorView
 _MOST_ACTORS = 4096  # names are the callers': the one that was not heard of for longest is forgotten first
 _MOST_SESSIONS = 65_536
 _MOST_TOLD = 1000  # of all tables
+_POLICY = "policy"  # the parameter set that actors load
+_DAMAGED = (1 << 63) - 1  # stands for the version of a set that cannot be read
 
 
 class _Seen(NamedTuple):
@@ -91,9 +93,17 @@ class Actors:
         ]  # fmt: skip
 
 
-def heard_last(tables: Mapping[str, Actors]) -> tuple[dict[str, tuple[ActorView, ...]], int | None]:
+def newest_policy(params: Mapping[str, int], written: Iterable[int]) -> int | None:
+    """Returns the newest version of the policy: that of the parameter set "policy", else the largest that anybody wrote with;
+    None if there is neither."""
+    version = params.get(_POLICY, -1)
+    newest = version if 0 <= version < _DAMAGED else max(written, default=-1)
+    return newest if newest >= 0 else None
+
+
+def heard_last(tables: Mapping[str, Actors]) -> tuple[dict[str, tuple[ActorView, ...]], int]:
     """Returns the actors of tables, by table and the newest first: of all together the 1,000 that were heard of last. And the
-    newest policy version that any actor wrote with, None if none gave one."""
+    newest policy version that any actor wrote with, -1 if none gave one."""
     newest, last = -1, list[tuple[str, ActorView]]()
     for name, actors in tables.items():
         seen = actors.seen()
@@ -102,4 +112,4 @@ def heard_last(tables: Mapping[str, Actors]) -> tuple[dict[str, tuple[ActorView,
     told: dict[str, list[ActorView]] = {}
     for name, actor in last:
         told.setdefault(name, []).append(actor)
-    return {name: tuple(seen) for name, seen in told.items()}, newest if newest >= 0 else None
+    return {name: tuple(seen) for name, seen in told.items()}, newest

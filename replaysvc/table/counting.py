@@ -1,6 +1,7 @@
 """What a table counts for whoever watches it, beyond what it needs itself. The table's lock is held around every call."""
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,23 +17,27 @@ from replaysvc.types import Array
 from replaysvc.views import ColumnView, TableCounts
 
 STAGES = ("index", "read", "decompress", "assemble")
-_ITEMS = 8  # of a batch, evenly spaced, whose ages are counted
-_BATCHES = 256  # whose ages are counted together
+_EVERY = 4  # batches, of which the first has its ages counted,
+_ITEMS = 16  # of so many items, evenly spaced
+_BATCHES = 256  # what these many leave behind is put into the histograms together, which is several times as fast
 
 
 class Counting:
     """Counts of one table since its process started."""
 
     def __init__(self, signature: Signature) -> None:
-        self.sampled: dict[str, int] = {}  # items, by sampler
+        self.sampled: dict[str, int] = defaultdict(int)  # items, by sampler
         self.waited_s = {"insert": 0.0, "sample": 0.0}  # for the limiter; with `waits`, how many do so now
         self.waits = {"insert": 0, "sample": 0}
         self.ended = {"terminated": 0, "truncated": 0}
         self.removed = {"capacity": 0, "deleted": 0, "damaged": 0}
         self.evictions = self.her_items = self.her_relabeled = 0
-        self.stages = {name: Histogram(SHORT_SECONDS) for name in STAGES}
+        # seconds of stages that are not in the histograms yet
+        self.times = {name: deque[float](maxlen=16 * _BATCHES) for name in STAGES}
+        self._stages = {name: Histogram(SHORT_SECONDS) for name in STAGES}
+        self._batches = 0
         self._ages = Histogram(STEPS)
-        self._aged: list[tuple[int, Array]] = []  # next position and some positions of batches that are not counted yet
+        self._aged: list[tuple[int, Array]] = []  # nor these: of batches, the next position and some of their own
         self._signature = signature
         self._bytes = ColumnBytes(signature)
 
@@ -51,15 +56,22 @@ class Counting:
         """Counts a batch that was drawn from a table whose next position is `head`."""
         positions = plan.drawn.positions
         count = len(positions)
-        self.sampled[sampler] = self.sampled.get(sampler, 0) + count
+        self.sampled[sampler] += count
         if plan.goals is not None:
             self.her_items += count
             self.her_relabeled += int(np.count_nonzero(plan.goals.relabeled))
-        self._aged.append((head, positions[:: -(-count // _ITEMS)].copy()))
-        if len(self._aged) >= _BATCHES:
-            self._count_ages()
+        if not self._batches % _EVERY:
+            self._aged.append((head, positions[:: -(-count // _ITEMS)].copy()))
+            if not self._batches % _BATCHES:
+                self._settle()
+        self._batches += 1
 
-    def _count_ages(self) -> None:
+    def _settle(self) -> None:
+        """Puts into the histograms what is not there yet."""
+        for name, times in self.times.items():
+            if times:
+                self._stages[name].observe_all(np.array(times))
+                times.clear()
         if self._aged:
             heads = np.repeat([head for head, _ in self._aged], [len(positions) for _, positions in self._aged])
             self._ages.observe_all(heads - 1 - np.concatenate([positions for _, positions in self._aged]))
@@ -77,13 +89,13 @@ class Counting:
 
     def view(self, *, inserting_waits_for: str, lost_actors: int, cache_budget_bytes: int) -> TableCounts:
         """Returns all of it, with what else the table knows."""
-        self._count_ages()
+        self._settle()
         return TableCounts(
             sampled_items=dict(self.sampled), waited_s=dict(self.waited_s), waiting=dict(self.waits),
             inserting_waits_for=inserting_waits_for, ended_episodes=self.ended | {"lost_actor": lost_actors},
             removed_steps=dict(self.removed), cache_evictions=self.evictions, cache_budget_bytes=cache_budget_bytes,
             her_items=self.her_items, her_relabeled=self.her_relabeled, sample_age_steps=self._ages.view(),
-            stages={name: histogram.view() for name, histogram in self.stages.items()}, columns=self._bytes.views(),
+            stages={name: histogram.view() for name, histogram in self._stages.items()}, columns=self._bytes.views(),
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from replaysvc.views import AgeView, ColumnView, DrawView, EpisodeColumns, Prior
 _MOST = 1 << 14  # steps that one look is at
 _DRAWS = 256  # in one go, with the lock held
 _MOST_EPISODES = 1 << 14
-_MOST_EPISODE_STEPS = 1 << 16
+_MOST_EPISODE_STEPS = 1 << 14
 _HEADERS_BYTES = 16 << 20  # of chunks that are read for their headers
 _HEADERS_AT_ONCE = 16
 

@@ -52,8 +52,8 @@ class Sampling:
     ) -> list[BatchColumn]:  # fmt: skip
         """Returns `batches` batches of `batch_size` items, one after the other in each column, in stored precision.
 
-        `allocate` makes the arrays for the columns of the signature that travel as they are stored. `waited` is told the seconds
-        of each wait for data or for the limiter.
+        `allocate` makes the arrays for the columns of the signature that travel as they are stored. `waited` is told the
+        seconds of each wait for data or for the limiter.
 
         Raises:
           NotReadyError: nothing can be drawn, or not so much, and it stays so for `timeout_s`; says why.
@@ -91,7 +91,7 @@ class Sampling:
                     core.index, core.samplers, sampler, rng, count, what, layout, beta, self._most_steps, batches
                 )
                 if plan is not None:
-                    core.counting.stages["index"].observe(time.perf_counter() - began)
+                    core.counting.times["index"].append(time.perf_counter() - began)
                     core.limiter.count_sample(count)
                     core.changed.notify_all()
                     columns = None
@@ -206,7 +206,7 @@ class Sampling:
         source = Source(core.index, core.cache, core.signature, fetched, now_s, allocate)
         gather = gather_transitions if isinstance(plan.what, Transitions) else gather_sequences
         columns = gather(plan, source)
-        core.counting.stages["assemble"].observe(time.perf_counter() - began)
+        core.counting.times["assemble"].append(time.perf_counter() - began)
         return columns
 
     def _gather(self, plan: Plan, sampler: str, allocate: Allocate) -> list[BatchColumn] | None:
@@ -299,8 +299,8 @@ class Sampling:
             damaged = [(chunk_id, reason) for row, chunk_id, reason in found.bad if core.mark_dead(row)]
             core.counts["corrupt"] += len(damaged)
             if found.group is not None:
-                core.counting.stages["read"].observe(found.read_s)
-                core.counting.stages["decompress"].observe(found.decode_s)
+                core.counting.times["read"].append(found.read_s)
+                core.counting.times["decompress"].append(found.decode_s)
                 fetched.groups.append((missing, found.group))
         for chunk_id, reason in damaged:  # not what was removed meanwhile
             core.store.quarantine_chunk(chunk_id, reason)

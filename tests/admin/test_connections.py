@@ -124,6 +124,7 @@ def test_second_request_of_a_connection_has_its_own_time(many, monkeypatch):
 
 def test_client_that_does_not_read_is_cut_off(open_door, monkeypatch):
     monkeypatch.setattr(connection_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(connection_module, "REQUEST_S", 60.0)
     server = open_door()
     with socket.socket() as greedy:
         greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

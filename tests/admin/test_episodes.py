@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replaysvc import FieldSpec, RaggedArray, Signature
+from replaysvc import FieldSpec, Signature
 from replaysvc.admin import episodes
 from tests.admin.browser import Browser
 from tests.admin.test_numbers import pixels_of
@@ -232,11 +232,6 @@ def test_damage_is_told_with_the_steps_that_can_be_read(browser, replay, table, 
     answer = browser.get(f"{AT}/episodes/0/steps?column=reward")
     assert (answer.status, answer.json["error"]) == (500, "ChunkCorruptError")
     assert "steps 0 to 2 are damaged" in answer.json["message"]
-
-
-def test_ragged_rows_are_lists():
-    ragged = RaggedArray(np.arange(3), np.array([0, 1, 3]), (2,))
-    assert episodes.first_values(ragged, 64) == ([[0], [1, 2]], False)
 
 
 def test_one_door_tells_another_episode_at_once(open_door, table):

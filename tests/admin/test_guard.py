@@ -153,7 +153,7 @@ def test_body_of_a_get_is_refused(browser):
 
 NO_HTTP = [
     (b"nonsense\r\n\r\n", 400),
-    (b"GET / HTTP/9.9\r\n\r\n", 400),
+    (b"GET / FTP/1.0\r\n\r\n", 400),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # who speaks TLS
     (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 431),
     (b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", 431),

@@ -10,7 +10,7 @@ import pytest
 from replaysvc import FieldSpec, RaggedArray
 from replaysvc.admin.answers import encoded
 from replaysvc.admin.images import layout_of, resized, side_by_side
-from replaysvc.admin.numbers import first_values, plain, stored_values
+from replaysvc.admin.numbers import Stored, first_values, plain
 from replaysvc.admin.png import png
 from replaysvc.options import WeightNorm
 
@@ -49,16 +49,21 @@ def test_json_is_ascii_whatever_others_wrote():
     ],
 )
 def test_stored_values_say_what_they_are(values, expected):
-    assert stored_values(values) == expected
+    assert plain(Stored(values)) == expected
+
+
+def told(rows, most):
+    values, cut = first_values(rows, most)
+    return plain(values), cut
 
 
 def test_only_the_first_values_of_a_row_are_told():
     rows = np.arange(12).reshape(2, 3, 2)
-    assert first_values(rows, 6) == (rows.tolist(), False)
-    assert first_values(rows, 4) == ([[0, 1, 2, 3], [6, 7, 8, 9]], True)
+    assert told(rows, 6) == (rows.tolist(), False)
+    assert told(rows, 4) == ([[0, 1, 2, 3], [6, 7, 8, 9]], True)
     ragged = RaggedArray(np.array([1.0, NAN, 3.0]), np.array([0, 0, 1, 3]), (3,))
-    assert first_values(ragged, 2) == ([[], [1.0], ["nan", 3.0]], False)
-    assert first_values(ragged, 1) == ([[], [1.0], ["nan"]], True)
+    assert told(ragged, 2) == ([[], [1.0], ["nan", 3.0]], False)
+    assert told(ragged, 1) == ([[], [1.0], ["nan"]], True)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

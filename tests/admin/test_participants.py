@@ -3,7 +3,7 @@
 import pytest
 
 from replaysvc.admin.participants import told_actor, told_learner
-from replaysvc.admin.watch import newest_policy
+from replaysvc.table.actors import newest_policy
 from replaysvc.views import ActorView, LearnerView
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 DESK, PHONE = (1440, 900), (390, 844)
+expect.set_options(timeout=20_000)  # a page asks every 2 s, and a busy machine answers later
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def page_of(
-    browser: Browser, *, size: tuple[int, int] = DESK, scheme: str = "light", timeout_s: float = 15.0, **options: Any
+    browser: Browser, *, size: tuple[int, int] = DESK, scheme: str = "light", timeout_s: float = 30.0, **options: Any
 ) -> Iterator[tuple[Page, Heard]]:
     """Gives a fresh page, with nothing remembered, and what it says."""
     context = browser.new_context(

@@ -49,7 +49,7 @@ def running_demo(directory: Path) -> Iterator[Demo]:
         )  # fmt: skip
     try:
         service = _awaited(process, printed, r"service at ([^\s,]+)")
-        yield Demo(service, _awaited(process, printed, r"dashboard (?:on|at) (http://\S+)"), directory)
+        yield Demo(service, _awaited(process, printed, r"dashboard (?:on|at) (http://[^\s,]+)"), directory)
         assert process.poll() is None, f"the demo ended: {printed.read_text()}"
     finally:
         process.send_signal(signal.SIGINT)

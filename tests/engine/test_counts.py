@@ -29,16 +29,19 @@ def test_items_are_counted_by_the_sampler_that_drew_them(replay):
     assert counted(table).sampled_items == {"uniform": 7, "first": 2}
 
 
-def test_ages_count_eight_items_of_a_batch(replay):
-    """Of the queue's items 0 to 31 every fourth: 0, 4, ... 28, which lie 39, 35, ... 11 behind the newest step, 39."""
+def test_ages_count_sixteen_items_of_every_fourth_batch(replay):
+    """Of the queue's items 0 to 31 every second: 0, 2, ... 30, which lie 39, 37, ... 9 behind the newest step, 39."""
     table = make_table(replay, [40], samplers={"first": Fifo(), "last": Fifo()})
     table.sample(32, sampler="first")
     found = counted(table).sample_age_steps
     assert found.bounds[:4] == (1, 4, 16, 64)
-    assert found.counts[:4] == (0, 0, 2, 6)
-    assert found.total == sum(range(11, 40, 4))
+    assert found.counts[:4] == (0, 0, 4, 12)
+    assert found.total == sum(range(9, 40, 2))
+    for _ in range(3):
+        table.sample(2, sampler="last")
+    assert counted(table).sample_age_steps == found
     table.sample(3, sampler="last")
-    assert counted(table).sample_age_steps.counts[:4] == (0, 0, 2, 9)
+    assert counted(table).sample_age_steps.counts[:4] == (0, 0, 4, 15)
 
 
 def test_ages_count_as_of_when_their_batch_was_drawn(replay):
@@ -49,12 +52,15 @@ def test_ages_count_as_of_when_their_batch_was_drawn(replay):
     assert (found.counts[0], found.total) == (1, 0.0)
 
 
-def test_ages_of_many_batches_are_counted_before_anybody_asks(replay):
+def test_what_many_batches_leave_behind_is_counted_before_anybody_asks(replay):
     table = make_table(replay, [1])
-    for _ in range(counting._BATCHES + 3):
+    for _ in range(counting._BATCHES + 5):
         table.sample(1)
-    assert len(table._engine._core.counting._aged) == 3
-    assert counted(table).sample_age_steps.counts[0] == counting._BATCHES + 3
+    inner = table._engine._core.counting
+    assert len(inner._aged) == 1
+    assert len(inner.times["assemble"]) == 4
+    assert counted(table).sample_age_steps.counts[0] == counting._BATCHES // 4 + 2
+    assert times(table)["index"] == counting._BATCHES + 5
 
 
 def test_a_batch_may_be_changed_once_it_is_there(replay):

@@ -189,8 +189,8 @@ def test_a_range_outside_the_episode_is_refused(replay, start, stop):
 
 
 def test_priorities_of_more_steps_than_a_look_is_at_are_refused(replay):
-    with pytest.raises(InvalidRequestError, match="at most 65,536 steps"):
-        looking(make_table(replay, [4])).episode_priorities(0, 0, 65_537)
+    with pytest.raises(InvalidRequestError, match="at most 16,384 steps"):
+        looking(make_table(replay, [4])).episode_priorities(0, 0, 16_385)
 
 
 def test_priorities_of_an_unknown_episode_are_not_found(replay):

@@ -29,6 +29,7 @@ from replaysvc.errors import NotFoundError, StorageError, UnavailableError
 from replaysvc.metrics import CONTENT_TYPE, FAMILIES, Metrics
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
+from replaysvc.views import HistogramView
 from tests.builders import SCALARS, always, make_goal_table, make_table, write_episode, write_episodes
 
 DEMANDED = (
@@ -104,12 +105,11 @@ def embedded(replay, activity):
 def test_every_metric_is_there_with_its_type_and_says_what_it_is(scrape, replay):
     make_table(replay, [3])
     found = scrape().families
-    words = {metrics._COUNTER: "counter", metrics._GAUGE: "gauge", metrics._HISTOGRAM: "histogram"}
-    expected = {f"replaysvc_{name.removesuffix('_total')}": (words[kind], text) for name, (kind, _, text) in FAMILIES.items()}
+    expected = {f"replaysvc_{name.removesuffix('_total')}": (kind, text) for name, (kind, _, text) in FAMILIES.items()}
     own = {name: (family.type, family.documentation) for name, family in found.items() if name.startswith("replaysvc_")}
     assert own == expected
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds"} <= found.keys()
-    assert all(name.endswith("_total") == (kind is metrics._COUNTER) for name, (kind, _, _) in FAMILIES.items())
+    assert all(name.endswith("_total") == (kind == "counter") for name, (kind, _, _) in FAMILIES.items())
 
 
 @pytest.mark.parametrize("unit", ["seconds", "bytes", "steps", "chunks", "items", "segments", "tables", "requests"])
@@ -123,6 +123,39 @@ def test_each_name_that_people_know_is_there_or_it_is_said_what_is_instead():
     for name in DEMANDED:
         assert (name in FAMILIES) != (name in ELSEWHERE), name
     assert all(f"\n  {name} " in inspect.getdoc(metrics).replace("\n  ", "\n  ") for name in ELSEWHERE)
+
+
+def test_text_is_read_as_it_was_meant():
+    view = HistogramView(bounds=(0.1, 2.0, 1e6), counts=(2, 0, 3, 1), total=7.5)
+    found = [
+        ("compress_ratio", ('quo"te', "back\\slash\nand line"), 2.5), ("compress_ratio", ("t", "é"), float("nan")),
+        ("cache_bytes", ("t",), (1 << 53) + 1), ("rpc_held_bytes", (), 3), ("rpc_seconds", ("Sample", "OK"), view),
+        ("lmdb_sync_seconds", ("t",), HistogramView(bounds=(0.5,), counts=(1, 0), total=0.25)),
+    ]  # fmt: skip
+    text = metrics._text(iter(found))
+    read = [
+        (sample.name.removeprefix("replaysvc_"), sample.labels, str(sample.value))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+    sample = {"method": "Sample", "code": "OK"}
+    assert sorted(read, key=str) == sorted(
+        [
+            ("compress_ratio", {"table": 'quo"te', "column": "back\\slash\nand line"}, "2.5"),
+            ("compress_ratio", {"table": "t", "column": "é"}, "nan"),
+            ("cache_bytes", {"table": "t"}, "9007199254740993"),
+            ("rpc_held_bytes", {}, "3"),
+            *[("rpc_seconds_bucket", sample | {"le": le}, n) for le, n in (("0.1", "2"), ("2.0", "2"), ("1e+06", "5"))],
+            ("rpc_seconds_bucket", sample | {"le": "+Inf"}, "6"),
+            ("rpc_seconds_count", sample, "6"),
+            ("rpc_seconds_sum", sample, "7.5"),
+            ("lmdb_sync_seconds_bucket", {"table": "t", "le": "0.5"}, "1"),
+            ("lmdb_sync_seconds_bucket", {"table": "t", "le": "+Inf"}, "1"),
+            ("lmdb_sync_seconds_count", {"table": "t"}, "1"),
+            ("lmdb_sync_seconds_sum", {"table": "t"}, "0.25"),
+        ],
+        key=str,
+    )
 
 
 def test_labels_are_of_a_fixed_set_and_name_no_caller(scrape, server, replay):
@@ -150,7 +183,7 @@ def test_calls_are_told_by_method_and_code(scrape, server, replay):
     assert found("rpc_seconds_count", method="Sample", code="OK") == 3
     assert found("rpc_seconds_bucket", method="Sample", code="OK", le="+Inf") == 3
     assert found("rpc_seconds_count", method="GetTable", code="NOT_FOUND") == 1
-    below = [found("rpc_seconds_bucket", method="Sample", code="OK", le=le) for le in ("0.0001", "0.1", "1", "60")]
+    below = [found("rpc_seconds_bucket", method="Sample", code="OK", le=le) for le in ("0.0001", "0.1", "1.0", "60.0")]
     assert below == sorted(below)
     assert found("rpc_inflight", kind="sample") == 0
     assert found("rpc_bytes_total", direction="received") > 0
@@ -181,7 +214,7 @@ def test_writing_and_sampling_are_told_as_they_were(embedded, replay):
     assert found("cache_hits_total", table="t") == 20
     assert found("cache_misses_total", table="t") == 0
     assert found("sample_seconds_count", table="t", stage="index") == 2
-    assert found("sample_age_steps_count", table="t") == 8 + 4
+    assert found("sample_age_steps_count", table="t") == 16  # of every fourth draw, and so of the first
     assert found("priority_updates_total", table="t") == 2
     assert found("stale_priority_updates_total", table="t") == 2
     assert before("priority_sum", table="t", sampler="per") is None
@@ -306,7 +339,7 @@ def test_no_counter_falls_when_steps_are_removed(embedded, replay):
     assert third("steps", table="t") == 40
 
 
-def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, monkeypatch):
+def test_table_that_goes_during_the_look_is_left_out_whole_and_that_is_no_news(embedded, replay, monkeypatch, caplog):
     for name in ("a", "b", "c"):
         write_episodes(replay.create_table(name, SCALARS), [3])
     engine = replay.engine
@@ -325,6 +358,7 @@ def test_table_that_goes_during_the_look_is_left_out_whole(embedded, replay, mon
 
     monkeypatch.setattr(engine("c"), "storage", closing)  # the last that is asked
     assert embedded().tables() == {"a", "b"}
+    assert caplog.text == ""
 
 
 def test_table_that_cannot_be_looked_at_is_left_out_and_the_log_says_so(embedded, replay, monkeypatch, caplog):

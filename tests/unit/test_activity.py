@@ -1,6 +1,8 @@
 """Calls and learners as an Activity counts them, with a clock that is set by hand."""
 
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,8 +53,7 @@ def test_calls_are_counted_by_method_and_code(activity):
 
 def test_names_of_methods_that_do_not_exist_share_one_count(activity):
     for number in range(100):
-        activity.call(f"/some.Service/Method{number}", "UNIMPLEMENTED", 0.0, 0, 0)
-        activity.left(f"Method{number}", 0.0)
+        activity.call(f"/some.Service/Method{number}", "UNIMPLEMENTED", 0.0, 0, 0, 0.0)
     assert [(key, sum(view.counts)) for key, view in activity.calls().seconds.items()] == [((OTHER, "UNIMPLEMENTED"), 100)]
     assert [(method, sum(view.counts)) for method, view in activity.answers().items()] == [(OTHER, 100)]
 
@@ -98,6 +99,13 @@ def test_rate_of_a_new_learner_is_of_the_time_since_it_came(activity, clock):
     assert only(activity).items_per_s == pytest.approx(20.0)
 
 
+def test_all_batches_of_a_moment_count(activity, clock):
+    for _ in range(100):
+        sample(activity, items=1, seconds=0.0)
+    clock.now += 2.0
+    assert only(activity).items_per_s == pytest.approx(50.0)
+
+
 def test_first_batch_of_a_learner_is_no_storm(activity):
     sample(activity, items=256, seconds=0.001)
     assert only(activity).items_per_s == pytest.approx(256.0)
@@ -130,6 +138,38 @@ def test_several_calls_at_once_wait_for_their_share_of_all_their_time(activity, 
     for _ in range(4):
         sample(activity, seconds=2.0, waited_s=2.0)
     assert only(activity).waited_share == pytest.approx(10 / 16)
+
+
+@pytest.fixture
+def hasty():
+    """Threads that take turns all the time."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_what_many_threads_note_is_counted_to_the_last(activity, hasty):
+    def note():
+        for _ in range(1000):
+            activity.call("Sample", "OK", 0.25, 1, 2, 0.5)
+            sample(activity, items=3, seconds=0.25)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(note) for _ in range(4)]:
+            done.result()
+    calls = activity.calls()
+    assert (sum(calls.seconds["Sample", "OK"].counts), calls.received_bytes, calls.sent_bytes) == (4000, 4000, 8000)
+    assert activity.answers()["Sample"].total == 2000.0
+    assert (only(activity).items, only(activity).batches) == (12_000, 4000)
+
+
+def test_notes_that_nobody_looks_at_do_not_gather(activity):
+    for _ in range(1000):
+        activity.call("Sample", "OK", 0.25, 1, 2)
+        sample(activity)
+    assert len(activity._calls) < 64
+    assert len(activity._draws) < 64
 
 
 def test_same_name_at_other_tables_and_samplers_is_another_learner(activity):

@@ -26,14 +26,27 @@ export function changeLimiter(table, done) {
     title: `Limiter of ${table.name}`, verb: "Change the limiter", done,
     sentence: "The new limiter holds at once for all who wait, and after a restart. What was inserted and sampled so far goes on counting.",
     fields: [
-      { name: "min_steps", label: "Least steps", value: now.min_steps, kind: "number", hint: "Steps that must be stored before anything is sampled." },
-      { name: "ratio", label: "Samples per insert", value: now.samples_per_insert ?? "", kind: "number", optional: true, hint: "Items sampled for each step inserted, on average. Empty: only the least steps limit." },
-      { name: "buffer", label: "Error buffer", value: buffer, optional: true, hint: "How far one side may run ahead, in items: one number, or the least and the most, as in “7000, 9000”. Empty without samples per insert." },
+      {
+        name: "min_steps", label: "Least steps", value: now.min_steps, kind: "number",
+        hint: "Steps that must be stored before anything is sampled.",
+      },
+      {
+        name: "ratio", label: "Samples per insert", value: now.samples_per_insert ?? "", kind: "number", optional: true,
+        hint: "Items sampled for each step inserted, on average. Empty: only the least steps limit.",
+      },
+      {
+        name: "buffer", label: "Error buffer", value: buffer, optional: true,
+        hint: "How far one side may run ahead, in items: one number, or the least and the most, as in “7000, 9000”. Empty without samples per insert.",
+      },
     ],
     send: (values) => {
-      const parts = String(values.buffer).split(/[,;]\s+|;|\s+to\s+/).filter((part) => part.trim() !== "").map((part) => typedNumber("Error buffer", part, false));
+      const parts = String(values.buffer).split(/[,;]\s+|;|\s+to\s+/).filter((part) => part.trim() !== "").map(
+        (part) => typedNumber("Error buffer", part, false)
+      );
       const limiter = {
-        min_steps: typedNumber("Least steps", values.min_steps), samples_per_insert: typedNumber("Samples per insert", values.ratio, false),
+        min_steps: typedNumber("Least steps", values.min_steps), samples_per_insert: typedNumber(
+          "Samples per insert", values.ratio, false
+        ),
         error_buffer: parts.length === 0 ? null : parts.length === 1 ? parts[0] : parts,
       };
       return act(["tables", table.name, "limiter"], { limiter, confirm: table.name });
@@ -57,7 +70,9 @@ export function changeCapacity(table, done) {
       name, label: `Most ${name}`, value: table.capacity[name] ?? "", kind: "number", optional: true,
       hint: `Stored now: ${name === "bytes" ? `${count(stored)} (${bytes(stored)})` : count(stored)}. Empty: no bound.`,
     })),
-    changes: (values) => smaller(values).map(([name, stored]) => `This is less than the ${count(stored)} ${name} stored: the excess is removed and cannot be brought back.`).join(" "),
+    changes: (values) => smaller(values).map(
+      ([name, stored]) => `This is less than the ${count(stored)} ${name} stored: the excess is removed and cannot be brought back.`
+    ).join(" "),
     typed: (values) => (smaller(values).length > 0 ? table.name : null),
     send: (values) => act(["tables", table.name, "capacity"], {
       capacity_steps: typedNumber("Most steps", values.steps), capacity_bytes: typedNumber("Most bytes", values.bytes),

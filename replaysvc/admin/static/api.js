@@ -55,7 +55,9 @@ async function ask(where, options) {
   if (token() !== null) headers.Authorization = `Bearer ${token()}`;
   let answer;
   try {
-    answer = await fetch(new URL(where, BASE), { ...options, headers, credentials: "omit", cache: "no-store", redirect: "error" });
+    answer = await fetch(
+      new URL(where, BASE), { ...options, headers, credentials: "omit", cache: "no-store", redirect: "error" }
+    );
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "Unreachable", "The service does not answer.");
@@ -90,6 +92,9 @@ export async function picture(where, signal) {
 
 // Returns the JSON of a POST.
 export async function post(where, body) {
-  const answer = await ask(where, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const answer = await ask(
+    where,
+    { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }
+  );
   return answer.json();
 }

@@ -27,7 +27,10 @@ const WITH_TABLE_IN_PATH = new Set(["tables", "episodes"]);
 
 const app = document.getElementById("app");
 const said = document.getElementById("said");
-const state = { session: null, page: null, ctx: null, overview: null, connection: { down: false }, menu: false, wrong: "", chosen: "", announced: "" };
+const state = {
+  session: null, page: null, ctx: null, overview: null, connection: { down: false }, menu: false, wrong: "", chosen: "",
+  announced: "",
+};
 
 const poller = new Poller({
   onChange: () => redraw(),
@@ -47,7 +50,10 @@ function route() {
   } catch {
     parts = []; // a link that was cut within an escape
   }
-  return { name: parts[0] in PAGES ? parts[0] : "overview", args: parts.slice(1), query: Object.fromEntries(new URLSearchParams(search)) };
+  return {
+    name: parts[0] in PAGES ? parts[0] : "overview", args: parts.slice(1),
+    query: Object.fromEntries(new URLSearchParams(search)),
+  };
 }
 
 function go(parts, query = {}, replace = false) {
@@ -62,7 +68,9 @@ function arrive(first = false) {
   state.menu = false;
   if (WITH_TABLE_IN_PATH.has(to.name)) state.chosen = to.args[0] ?? (to.name === "episodes" ? state.chosen : "");
   else state.chosen = to.query.table ?? "";
-  if (to.name === "episodes" && to.args.length === 0 && state.chosen) return go(["episodes", state.chosen], to.query, true), arrive(first);
+  if (
+    to.name === "episodes" && to.args.length === 0 && state.chosen
+  ) return go(["episodes", state.chosen], to.query, true), arrive(first);
   if (state.page?.arrive?.(to)) return redraw();
   state.page?.leave?.();
   const ctx = {
@@ -89,7 +97,13 @@ function redraw() {
   if (data) state.overview = data;
   announce(state.overview?.verdict);
   document.title = `${state.page.title} · replaysvc`;
-  render(app, shell({ ...state, place: state.ctx.name, table: state.chosen, view: state.page.view, choose, toggleMenu, signOut, tryNow: () => poller.now(true), redraw }));
+  render(
+    app,
+    shell({
+      ...state, place: state.ctx.name, table: state.chosen, view: state.page.view, choose, toggleMenu, signOut,
+      tryNow: () => poller.now(true), redraw,
+    })
+  );
 }
 
 function announce(verdict) {
@@ -143,7 +157,9 @@ async function begin(secret = null) {
     if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
       const had = token() !== null;
       keepToken(null);
-      return showSignIn(!had ? "" : error.status === 401 ? "This token is not known to the service. Was it copied whole?" : `This token is known, but may not look: ${error.message}`);
+      return showSignIn(
+        !had ? "" : error.status === 401 ? "This token is not known to the service. Was it copied whole?" : `This token is known, but may not look: ${error.message}`
+      );
     }
     render(app, waiting(error.message, () => begin()));
     clearTimeout(state.retry);
@@ -157,7 +173,9 @@ async function begin(secret = null) {
 addEventListener("hashchange", () => state.session && arrive());
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && state.menu) return toggleMenu(false);
-  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+  if (
+    event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")
+  ) return;
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "checkbox") return;
   state.page?.keys?.(event);
 });

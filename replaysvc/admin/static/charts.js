@@ -6,7 +6,9 @@
 import { h } from "./view.js";
 
 export const MARGIN = { l: 54, r: 14, t: 8, b: 30 };
-const CONFIG = { displayModeBar: false, displaylogo: false, showTips: false, responsive: false, doubleClick: "reset", scrollZoom: false };
+const CONFIG = {
+  displayModeBar: false, displaylogo: false, showTips: false, responsive: false, doubleClick: "reset", scrollZoom: false,
+};
 const live = new Set();
 let loading;
 
@@ -45,7 +47,10 @@ function settled(layout, colours, interactive) {
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, autosize: true, uirevision: "kept",
     font: { family: colours.font, size: 12, color: colours.text }, hovermode: "closest", dragmode: interactive ? "zoom" : false,
-    hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { family: colours.font, size: 12, color: colours.strong }, namelength: -1 },
+    hoverlabel: {
+      bgcolor: colours.card, bordercolor: colours.line, font: { family: colours.font, size: 12, color: colours.strong },
+      namelength: -1,
+    },
     ...layout,
     margin: { ...MARGIN, ...layout.margin },
     xaxis: { ...axis, showgrid: false, showline: true, ...layout.xaxis },
@@ -66,7 +71,9 @@ class Chart {
   }
 
   update(arg) {
-    const same = this.arg && !this.stale && arg.stamp.length === this.arg.stamp.length && arg.stamp.every((one, i) => one === this.arg.stamp[i]);
+    const same = this.arg && !this.stale && arg.stamp.length === this.arg.stamp.length && arg.stamp.every(
+      (one, i) => one === this.arg.stamp[i]
+    );
     this.arg = arg;
     if (same) this.moveHead();
     else this.draw();

@@ -21,23 +21,40 @@ export function ask({ title, sentence, fields = [], typed = null, verb, danger =
   const close = () => dialog.close();
   const draw = () => {
     const must = typeof typed === "function" ? typed(values) : typed;
-    const ready = !busy && (must === null || confirmed === must) && fields.every((field) => field.optional || String(values[field.name]).trim() !== "");
+    const ready = !busy && (must === null || confirmed === must) && fields.every(
+      (field) => field.optional || String(values[field.name]).trim() !== ""
+    );
     const more = changes?.(values);
     render(dialog, h("form", { onsubmit: submit, novalidate: true, autocomplete: "off" },
       h("h2", { id: `dialog-${number}` }, title),
       h("p", { id: `dialog-${number}-text` }, sentence),
       fields.map((field) => h("label", { class: "field", key: field.name },
         h("span", { class: "label" }, field.label),
-        h("input", { type: "text", inputmode: field.kind === "number" ? "decimal" : undefined, value: field.value ?? "", placeholder: field.placeholder, disabled: busy, spellcheck: "false", oninput: (event) => { values[field.name] = event.target.value; draw(); } }),
+        h(
+          "input",
+          {
+            type: "text", inputmode: field.kind === "number" ? "decimal" : undefined, value: field.value ?? "",
+            placeholder: field.placeholder, disabled: busy, spellcheck: "false",
+            oninput: (event) => { values[field.name] = event.target.value; draw(); },
+          }
+        ),
         field.hint && h("span", { class: "note" }, field.hint))),
       more && h("p", { class: "consequence", role: "status" }, more),
       must !== null && h("label", { class: "field", key: "typed" },
         h("span", { class: "label" }, "Type ", h("code", null, must), " to confirm"),
-        h("input", { type: "text", value: "", disabled: busy, autocapitalize: "off", autocorrect: "off", spellcheck: "false", oninput: (event) => { confirmed = event.target.value; draw(); } })),
+        h(
+          "input",
+          {
+            type: "text", value: "", disabled: busy, autocapitalize: "off", autocorrect: "off", spellcheck: "false",
+            oninput: (event) => { confirmed = event.target.value; draw(); },
+          }
+        )),
       wrong && h("p", { class: "wrong", role: "alert" }, wrong),
       h("footer", null,
         button("Cancel", close, { key: "cancel" }),
-        button(busy ? "Working…" : verb, null, { type: "submit", kind: danger ? "danger" : "primary", disabled: !ready, key: "go" }))));
+        button(
+          busy ? "Working…" : verb, null, { type: "submit", kind: danger ? "danger" : "primary", disabled: !ready, key: "go" }
+        ))));
   };
   async function submit(event) {
     event.preventDefault();
@@ -82,7 +99,9 @@ export function typedNumber(label, text, whole = true) {
   if (bare === "") return null;
   const grouped = /^-?\d{1,3}([,_ ]\d{3})+(\.\d+)?$/.test(bare); // 1,000,000 but not "7000,9000"
   const value = Number(grouped ? bare.replace(/[,_ ]/g, "") : bare);
-  if (!Number.isFinite(value) || (whole && !Number.isSafeInteger(value))) throw new Error(`${label}: expected a ${whole ? "whole " : ""}number, found “${text}”.`);
+  if (!Number.isFinite(value) || (whole && !Number.isSafeInteger(value))) throw new Error(
+    `${label}: expected a ${whole ? "whole " : ""}number, found “${text}”.`
+  );
   return value;
 }
 

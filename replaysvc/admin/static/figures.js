@@ -8,8 +8,12 @@ import { WHY, WORDS } from "./words.js";
 export const WINDOWS = [[600, "10 min"], [3600, "1 hour"], [86400, "24 hours"]];
 export const pair = (name, value, hint) => h("div", { title: hint, key: name }, h("dt", null, name), h("dd", null, value));
 
-export const perInsert = (value) => (value === null ? DASH : new Intl.NumberFormat("en-US", { maximumFractionDigits: 2 }).format(value));
-export const left = (disk) => (disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${span(disk.days_left * 86400)}`);
+export const perInsert = (value) => (value === null ? DASH : new Intl.NumberFormat(
+  "en-US", { maximumFractionDigits: 2 }
+).format(value));
+export const left = (disk) => (
+  disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${span(disk.days_left * 86400)}`
+);
 
 export const perInsertTile = (row) => tile({
   label: "Samples per insert", text: perInsert(row.samples_per_insert), hint: WORDS.samples_per_insert, why: WHY.samples_per_insert,
@@ -17,14 +21,23 @@ export const perInsertTile = (row) => tile({
 });
 
 // Returns samples per insert, measured and wanted.
-export const spiCell = (row) => [known(perInsert(row.samples_per_insert), WHY.samples_per_insert), h("span", { class: "quiet" }, " / "), row.samples_per_insert_target === null ? h("span", { class: "quiet", title: WHY.target }, "any") : perInsert(row.samples_per_insert_target)];
+export const spiCell = (row) => [
+  known(perInsert(row.samples_per_insert), WHY.samples_per_insert), h("span", { class: "quiet" }, " / "),
+  row.samples_per_insert_target === null ? h(
+    "span", { class: "quiet", title: WHY.target }, "any"
+  ) : perInsert(row.samples_per_insert_target),
+];
 
 // Returns in one word whether a table lets samplers and writers go on.
 export function tableState(row) {
   if (row.fault) return pill("failing", "Takes no appends", row.fault);
-  if (row.sampling_waits_for && row.inserting_waits_for) return pill("warning", "Both sides wait", `${row.sampling_waits_for}; ${row.inserting_waits_for}`);
+  if (row.sampling_waits_for && row.inserting_waits_for) return pill(
+    "warning", "Both sides wait", `${row.sampling_waits_for}; ${row.inserting_waits_for}`
+  );
   if (row.sampling_waits_for) return pill(row.waiting.sample > 0 ? "warning" : "off", "Sampling waits", row.sampling_waits_for);
-  if (row.inserting_waits_for) return pill(row.waiting.insert > 0 ? "accent" : "off", "Inserting waits", row.inserting_waits_for);
+  if (row.inserting_waits_for) return pill(
+    row.waiting.insert > 0 ? "accent" : "off", "Inserting waits", row.inserting_waits_for
+  );
   return pill("ok", "Open", "Samplers and writers may both go on.");
 }
 
@@ -34,13 +47,47 @@ export function columnRows(list, total, state, onChange, withTable) {
     caption: "Columns with their compression", list, key: (column) => `${column.table}/${column.name}`, state, onChange, page: 12,
     empty: empty("No columns yet", "Nothing is stored."),
     columns: [
-      { label: "Column", main: true, wrap: true, sort: (column) => column.name, cell: (column) => [h("span", { class: "name" }, column.name), withTable && h("span", { class: "quiet" }, ` ${column.table}`)] },
-      { label: "Type", hint: "The declared dtype and the shape of one step.", cell: (column) => h("code", null, `${column.dtype}[${column.shape.map((size) => size ?? "any").join(", ")}]`) },
-      { label: "Stored of raw", hint: WORDS.stored_bytes, cell: (column) => h("span", { class: "bar-cell" }, bar({ parts: [{ share: column.raw_bytes > 0 ? column.stored_bytes / column.raw_bytes : 0, tone: "accent" }], label: `${bytes(column.stored_bytes)} stored of ${bytes(column.raw_bytes)} raw` })) },
-      { label: "Ratio", number: true, hint: WORDS.ratio, sort: (column) => column.ratio, cell: (column) => known(ratio(column.ratio), WHY.ratio) },
-      { label: "Stored", number: true, hint: `${WORDS.stored_bytes} Below: of all columns shown.`, sort: (column) => column.stored_bytes, cell: (column) => [bytes(column.stored_bytes), h("span", { class: "quiet" }, total > 0 ? ` ${share(column.stored_bytes / total)}` : "")] },
-      { label: "Raw", number: true, hint: WORDS.raw_bytes, sort: (column) => column.raw_bytes, cell: (column) => bytes(column.raw_bytes) },
-      { label: "Lossless", number: true, hint: WORDS.lossless_share, sort: (column) => column.lossless_share, cell: (column) => (column.lossless_share > 0 ? h("span", { class: "warn" }, share(column.lossless_share)) : h("span", { class: "quiet" }, known(share(column.lossless_share), "Nothing was looked at."))) },
+      {
+        label: "Column", main: true, wrap: true, sort: (column) => column.name,
+        cell: (column) => [
+          h("span", { class: "name" }, column.name), withTable && h("span", { class: "quiet" }, ` ${column.table}`),
+        ],
+      },
+      {
+        label: "Type", hint: "The declared dtype and the shape of one step.",
+        cell: (column) => h("code", null, `${column.dtype}[${column.shape.map((size) => size ?? "any").join(", ")}]`),
+      },
+      {
+        label: "Stored of raw", hint: WORDS.stored_bytes,
+        cell: (column) => h(
+          "span", { class: "bar-cell" },
+          bar({
+            parts: [{ share: column.raw_bytes > 0 ? column.stored_bytes / column.raw_bytes : 0, tone: "accent" }],
+            label: `${bytes(column.stored_bytes)} stored of ${bytes(column.raw_bytes)} raw`,
+          })
+        ),
+      },
+      {
+        label: "Ratio", number: true, hint: WORDS.ratio, sort: (column) => column.ratio,
+        cell: (column) => known(ratio(column.ratio), WHY.ratio),
+      },
+      {
+        label: "Stored", number: true, hint: `${WORDS.stored_bytes} Below: of all columns shown.`,
+        sort: (column) => column.stored_bytes,
+        cell: (column) => [
+          bytes(column.stored_bytes), h("span", { class: "quiet" }, total > 0 ? ` ${share(column.stored_bytes / total)}` : ""),
+        ],
+      },
+      {
+        label: "Raw", number: true, hint: WORDS.raw_bytes, sort: (column) => column.raw_bytes,
+        cell: (column) => bytes(column.raw_bytes),
+      },
+      {
+        label: "Lossless", number: true, hint: WORDS.lossless_share, sort: (column) => column.lossless_share,
+        cell: (column) => (column.lossless_share > 0 ? h("span", { class: "warn" }, share(column.lossless_share)) : h(
+          "span", { class: "quiet" }, known(share(column.lossless_share), "Nothing was looked at.")
+        )),
+      },
     ],
   });
 }
@@ -49,11 +96,25 @@ export function columnRows(list, total, state, onChange, withTable) {
 export function disk(data) {
   const others = data.total_bytes - data.free_bytes - data.used_bytes;
   const part = (value) => Math.max(0, value) / data.total_bytes;
-  return card({ title: "Disk", key: "disk", hint: "The file system of the store.", sub: data.refuses ? h("span", { class: "bad" }, "Appends are refused: the reserve is reached.") : data.days_left === null ? null : `Full in ${words(data.days_left * 86400)} at the growth of late.` },
-    bar({ parts: [{ share: part(data.used_bytes), tone: "accent" }, { share: part(others), tone: "grey" }], mark: 1 - part(data.reserve_bytes), label: `${bytes(data.used_bytes)} by this store, ${bytes(others)} by others, ${bytes(data.free_bytes)} free of ${bytes(data.total_bytes)}; the mark is the reserve` }),
+  return card({
+    title: "Disk", key: "disk", hint: "The file system of the store.",
+    sub: data.refuses ? h(
+      "span", { class: "bad" }, "Appends are refused: the reserve is reached."
+    ) : data.days_left === null ? null : `Full in ${words(data.days_left * 86400)} at the growth of late.`,
+  },
+    bar({
+      parts: [{ share: part(data.used_bytes), tone: "accent" }, { share: part(others), tone: "grey" }],
+      mark: 1 - part(data.reserve_bytes),
+      label: `${bytes(data.used_bytes)} by this store, ${bytes(others)} by others, ${bytes(data.free_bytes)} free of ${bytes(data.total_bytes)}; the mark is the reserve`,
+    }),
     h("dl", { class: "pairs" },
-      pair("This store", bytes(data.used_bytes), WORDS.disk_used), pair("Others", bytes(Math.max(0, others)), "All other files of the file system."),
+      pair("This store", bytes(data.used_bytes), WORDS.disk_used), pair(
+        "Others", bytes(Math.max(0, others)), "All other files of the file system."
+      ),
       pair("Free", bytes(data.free_bytes), WORDS.disk_free), pair("Reserve", bytes(data.reserve_bytes), WORDS.disk_reserve),
-      pair("Growth", known(data.growth_bytes_per_day === null ? DASH : `${bytes(data.growth_bytes_per_day)} a day`, WHY.growth), WORDS.growth),
+      pair(
+        "Growth",
+        known(data.growth_bytes_per_day === null ? DASH : `${bytes(data.growth_bytes_per_day)} a day`, WHY.growth), WORDS.growth
+      ),
       pair("Full in", known(data.days_left === null ? DASH : words(data.days_left * 86400), WHY.days_left), WORDS.days_left)));
 }

@@ -74,7 +74,9 @@ export class Film {
   show() {
     if (!this.column) return;
     const wanted = [];
-    for (let t = this.at; t <= Math.min(this.last, this.at + AHEAD); t++) if (!this.frames.has(t) && !this.loading.has(t)) wanted.push(t);
+    for (
+      let t = this.at; t <= Math.min(this.last, this.at + AHEAD); t++
+    ) if (!this.frames.has(t) && !this.loading.has(t)) wanted.push(t);
     for (const t of wanted.slice(0, AT_ONCE - this.loading.size)) this.#load(t);
   }
 
@@ -83,7 +85,9 @@ export class Film {
     this.loading.add(t);
     let frame;
     try {
-      const { blob, planes } = await picture(path(["tables", this.table, "episodes", String(this.id), "image"], { column, t, plane: plane || null }), abort.signal);
+      const { blob, planes } = await picture(
+        path(["tables", this.table, "episodes", String(this.id), "image"], { column, t, plane: plane || null }), abort.signal
+      );
       if (abort !== this.abort) return;
       this.planes = planes;
       frame = { url: URL.createObjectURL(blob) };
@@ -109,7 +113,13 @@ export class Film {
     const { abort } = this;
     const count = Math.max(1, Math.min(innerWidth < 700 ? 8 : 20, this.last - this.first + 1));
     try {
-      const { blob } = await picture(path(["tables", this.table, "episodes", String(this.id), "strip"], { column: this.column, start: this.first, count, width: 64 }), abort.signal);
+      const { blob } = await picture(
+        path(
+          ["tables", this.table, "episodes", String(this.id), "strip"],
+          { column: this.column, start: this.first, count, width: 64 }
+        ),
+        abort.signal
+      );
       if (abort === this.abort) this.strip = { url: URL.createObjectURL(blob), count };
     } catch (error) {
       if (abort === this.abort) this.strip = { error };

@@ -55,11 +55,13 @@ export function bytes(value) {
 export function byteUnit(largest) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let power = 0;
-  while (power < units.length - 1 && Math.abs(largest) >= 999.5 * 1024 ** power) power++;
+  while (power < units.length - 1 && Math.abs(largest) >= 1023.5 * 1024 ** power) power++;
   return { scale: 1024 ** power, unit: units[power] };
 }
 
-export const rate = (value, unit) => (unknown(value) ? DASH : `${value >= 1000 ? short(Math.round(value)) : digits(value)}${NARROW}${unit}/s`);
+export const rate = (value, unit) => (
+  unknown(value) ? DASH : `${value >= 1000 ? short(Math.round(value)) : digits(value)}${NARROW}${unit}/s`
+);
 export const byteRate = (value) => (unknown(value) ? DASH : `${bytes(value)}/s`);
 export const ratio = (value) => (unknown(value) ? DASH : `${digits(value)}×`);
 
@@ -112,7 +114,10 @@ export function ago(seconds) {
   return DASH;
 }
 
-const WHEN = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const WHEN = new Intl.DateTimeFormat(
+  "en-GB",
+  { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" }
+);
 export const when = (at_s) => (unknown(at_s) || at_s === 0 ? DASH : WHEN.format(new Date(at_s * 1000)));
 
 // Returns local time in the form that an axis of dates takes.

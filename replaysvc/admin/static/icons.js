@@ -27,4 +27,6 @@ const PATHS = {
   close: "M4 4l8 8M12 4l-8 8",
 };
 
-export const icon = (name) => h("svg:svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true" }, h("svg:path", { d: PATHS[name] }));
+export const icon = (name) => h(
+  "svg:svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true" }, h("svg:path", { d: PATHS[name] })
+);

@@ -24,7 +24,9 @@ function told(name, values, write) {
 // Returns lines over time. series: [{name, values, tone, dash, fill}]; unit: of the values, "bytes" is written in KiB, MiB, ...;
 // suffix: behind each value; target: a level to compare with.
 // The unit stands above the axis.
-export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, from0 = true, target = null, size = "", stamp }) {
+export function overTime({
+  key, at, series, unit = "", suffix = "", scale = 1, from0 = true, target = null, size = "", stamp,
+}) {
   let shownUnit = unit;
   let divisor = 1 / scale;
   if (unit === "bytes") {
@@ -33,14 +35,18 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
   }
   const full = `${shownUnit}${suffix}`;
   const write = (value) => `${digits(value / divisor)} ${full}`.trim();
-  return [h("p", { class: "axis-unit", "aria-hidden": "true", key: `${key} unit` }, full.trim() === "/s" ? "per second" : full), chart({
+  return [h(
+    "p", { class: "axis-unit", "aria-hidden": "true", key: `${key} unit` }, full.trim() === "/s" ? "per second" : full
+  ), chart({
     key, size, stamp: [stamp, target, full],
     summary: `Over time. ${series.map((one) => told(one.name, one.values, write)).join(". ")}.`,
     build: (colours) => {
       const x = at.map(axisTime);
       const traces = series.map((one) => ({
         type: "scatter", mode: "lines", name: plain(one.name), x, y: one.values.map((value) => (value === null ? null : value / divisor)),
-        line: { color: toneOf(colours, one.tone), width: 1.75, dash: one.dash ? "4px,3px" : "solid", shape: "linear" }, connectgaps: false,
+        line: {
+          color: toneOf(colours, one.tone), width: 1.75, dash: one.dash ? "4px,3px" : "solid", shape: "linear",
+        }, connectgaps: false,
         fill: one.fill ? "tozeroy" : "none", fillcolor: one.fill ? `${toneOf(colours, one.tone)}22` : undefined,
         hovertemplate: `%{y:,.4~r} ${full}<extra>%{fullData.name}</extra>`,
       }));
@@ -54,7 +60,10 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
         traces,
         layout: {
           hovermode: "x unified",
-          xaxis: { type: "date", nticks: 5, tickangle: 0, tickformat: "%H:%M", range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%-d %b, %H:%M:%S" },
+          xaxis: {
+            type: "date", nticks: 5, tickangle: 0, tickformat: "%H:%M",
+            range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%-d %b, %H:%M:%S",
+          },
           yaxis: { rangemode: from0 ? "tozero" : "normal", tickformat: "~s", range: allZero(traces) ? [0, 1] : undefined },
         },
       };
@@ -65,9 +74,12 @@ export function overTime({ key, at, series, unit = "", suffix = "", scale = 1, f
 const allZero = (traces) => traces.every((trace) => trace.y.every((value) => value === null || value === 0));
 
 // Returns bars between edges, drawn equally wide whatever the edges are. series: [{name, values, tone}].
-export function histogram({ key, edges, series, write = (edge) => digits(edge), percent = true, size = "", stamp, open = false }) {
+export function histogram(given) {
+  const { key, edges, series, write = (edge) => digits(edge), percent = true, size = "", stamp, open = false } = trimmed(given);
   const n = edges.length - (open ? 0 : 1);
-  const label = (i) => (i < n - (open ? 1 : 0) || !open ? `${write(edges[i])} to ${write(edges[i + 1])}` : `above ${write(edges[i])}`);
+  const label = (i) => (
+    i < n - (open ? 1 : 0) || !open ? `${write(edges[i])} to ${write(edges[i + 1])}` : `above ${write(edges[i])}`
+  );
   const names = Array.from({ length: n }, (_, i) => label(i));
   const value = (one) => (percent ? `${digits(one * 100)} %` : count(one));
   const best = (values) => values.reduce((most, one, i) => (one > values[most] ? i : most), 0);
@@ -79,7 +91,9 @@ export function histogram({ key, edges, series, write = (edge) => digits(edge), 
       const ticks = edges.map((_, i) => i).filter((i) => i % every === 0);
       return {
         traces: series.map((one, i) => ({
-          type: "bar", name: plain(one.name), x: one.values.map((_, j) => j + 0.5), y: one.values.map((v) => (percent ? v * 100 : v)),
+          type: "bar", name: plain(one.name), x: one.values.map((_, j) => j + 0.5), y: one.values.map(
+            (v) => (percent ? v * 100 : v)
+          ),
           customdata: names.map(plain), marker: { color: toneOf(colours, one.tone), opacity: i === 0 ? 1 : 0.55 },
           hovertemplate: `%{customdata}: %{y:,.3~r}${percent ? " %" : ""}<extra>%{fullData.name}</extra>`,
         })),
@@ -91,6 +105,19 @@ export function histogram({ key, edges, series, write = (edge) => digits(edge), 
       };
     },
   });
+}
+
+// Returns a histogram without the empty bars at both ends.
+function trimmed(given) {
+  const filled = given.edges.map((_, i) => given.series.some((one) => one.values[i] > 0));
+  if (!filled.includes(true)) return given;
+  const from = filled.indexOf(true);
+  const to = filled.lastIndexOf(true) + 1;
+  const open = Boolean(given.open) && to === given.edges.length;
+  return {
+    ...given, open, edges: given.edges.slice(from, open ? to : to + 1),
+    series: given.series.map((one) => ({ ...one, values: one.values.slice(from, to) })),
+  };
 }
 
 export const seconds = (edge) => span(Number(edge.toPrecision(2))).replace(NARROW, " ");
@@ -108,7 +135,10 @@ export function overSteps({ key, start, stop, rows, head, step = false, bars = f
         const colour = toneOf(colours, row.tone);
         const hover = { hovertemplate: "%{y:.5~r}<extra>%{fullData.name}</extra>", name: plain(row.name), x, y };
         if (bars) return { type: "bar", marker: { color: colour, line: { width: 0 } }, ...hover };
-        return { type: "scatter", mode: "lines", line: { color: colour, width: 1.5, shape: step ? "hv" : "linear", dash: row.dash ? "4px,3px" : "solid" }, ...hover };
+        return {
+          type: "scatter", mode: "lines",
+          line: { color: colour, width: 1.5, shape: step ? "hv" : "linear", dash: row.dash ? "4px,3px" : "solid" }, ...hover
+        };
       }),
       layout: {
         hovermode: "x unified", bargap: stop - start < 150 ? 0.3 : 0, margin: { b: 24 },
@@ -123,11 +153,15 @@ export function overSteps({ key, start, stop, rows, head, step = false, bars = f
 export function heat({ key, start, stop, values, head, stamp, onStep }) {
   const width = Math.max(0, ...values.map((row) => row.length));
   return chart({
-    key, size: "low", head, zooms: true, stamp: [stamp, start, stop], onPoint: onStep && ((point) => onStep(Math.round(point.x))),
+    key, size: "low", head, zooms: true, stamp: [stamp, start, stop], onPoint: onStep && (
+      (point) => onStep(Math.round(point.x))
+    ),
     summary: `${count(width)} values of each step, as colours, over steps ${count(start)} to ${count(stop)}.`,
     build: (colours) => ({
       traces: [{
-        type: "heatmap", zmid: values.some((row) => row.some((one) => one < 0)) ? 0 : undefined, x0: start, dx: 1, y0: 0, dy: 1, showscale: false, zsmooth: false,
+        type: "heatmap", zmid: values.some(
+          (row) => row.some((one) => one < 0)
+        ) ? 0 : undefined, x0: start, dx: 1, y0: 0, dy: 1, showscale: false, zsmooth: false,
         z: Array.from({ length: width }, (_, j) => values.map((row) => (typeof row[j] === "number" ? row[j] : null))),
         colorscale: [[0, colours.series[1]], [0.5, colours.card], [1, colours.accent]],
         hovertemplate: "step %{x:,d}, value %{y}: %{z:.5~r}<extra></extra>",
@@ -155,11 +189,18 @@ export function episodePoints({ key, points, field, label, onOpen }) {
     summary: `${label} of ${count(points.episode_id.length)} episodes by the time they started. ${told(label, points[field], (value) => digits(value))}. The list below has the same episodes.`,
     build: (colours) => ({
       traces: Object.entries(ENDS).map(([end, { tone, symbol, name }]) => {
-        const rows = points.episode_id.map((_, i) => i).filter((i) => points.end[i] === end && typeof points[field][i] === "number");
+        const rows = points.episode_id.map((_, i) => i).filter(
+          (i) => points.end[i] === end && typeof points[field][i] === "number"
+        );
         return {
-          type: "scatter", mode: "markers", name, x: rows.map((i) => axisTime(points.started_at_s[i])), y: rows.map((i) => points[field][i]),
+          type: "scatter", mode: "markers", name, x: rows.map(
+            (i) => axisTime(points.started_at_s[i])
+          ), y: rows.map((i) => points[field][i]),
           customdata: rows.map((i) => points.episode_id[i]),
-          marker: { color: toneOf(colours, tone), symbol, size: known.length > 800 ? 4 : 6, opacity: 0.75, line: { width: symbol.endsWith("open") ? 1.5 : 0 } },
+          marker: {
+            color: toneOf(colours, tone), symbol, size: known.length > 800 ? 4 : 6, opacity: 0.75,
+            line: { width: symbol.endsWith("open") ? 1.5 : 0 },
+          },
           hovertemplate: `episode %{customdata:,d}: %{y:,.5~r}<extra>%{fullData.name}</extra>`,
         };
       }),
@@ -176,9 +217,20 @@ export function path({ key, achieved, desired, at, stamp }) {
     summary: `The achieved goal's path in its first two dimensions, beside the desired goal. At the marked step: ${achieved[at] ? achieved[at].slice(0, 2).map((one) => digits(one)).join(", ") : "not known"}.`,
     build: (colours) => ({
       traces: [
-        { type: "scatter", mode: "lines", name: "Achieved", x: achieved.map((row) => row[0]), y: achieved.map((row) => row[1]), line: { color: colours.accent, width: 1.75 }, hovertemplate: "%{x:.4~r}, %{y:.4~r}<extra>achieved</extra>" },
-        { type: "scatter", mode: "markers", name: "Desired", x: desired.map((row) => row[0]), y: desired.map((row) => row[1]), marker: marker(colours.series[2], "star", 13, colours.card), hovertemplate: "%{x:.4~r}, %{y:.4~r}<extra>desired</extra>" },
-        { type: "scatter", mode: "markers", name: "Now", x: achieved[at] ? [achieved[at][0]] : [], y: achieved[at] ? [achieved[at][1]] : [], marker: marker(colours.accent, "circle", 10, colours.card), hoverinfo: "skip" },
+        {
+          type: "scatter", mode: "lines", name: "Achieved", x: achieved.map((row) => row[0]), y: achieved.map((row) => row[1]),
+          line: { color: colours.accent, width: 1.75 }, hovertemplate: "%{x:.4~r}, %{y:.4~r}<extra>achieved</extra>",
+        },
+        {
+          type: "scatter", mode: "markers", name: "Desired", x: desired.map((row) => row[0]), y: desired.map((row) => row[1]),
+          marker: marker(colours.series[2], "star", 13, colours.card),
+          hovertemplate: "%{x:.4~r}, %{y:.4~r}<extra>desired</extra>",
+        },
+        {
+          type: "scatter", mode: "markers", name: "Now", x: achieved[at] ? [achieved[at][0]] : [],
+          y: achieved[at] ? [achieved[at][1]] : [], marker: marker(colours.accent, "circle", 10, colours.card),
+          hoverinfo: "skip",
+        },
       ],
       layout: { xaxis: { showgrid: true, nticks: 5 }, yaxis: { scaleanchor: "x", nticks: 5 } },
     }),
@@ -193,6 +245,11 @@ export function spark(values) {
   const point = ([i, value]) => `${((100 * i) / Math.max(1, values.length - 1)).toFixed(2)},${(23 - (21 * value) / most).toFixed(2)}`;
   const line = known.map(point).join(" ");
   return h("svg:svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("svg:polygon", { points: `${known[0][0] ? point(known[0]).split(",")[0] : 0},24 ${line} ${point(known[known.length - 1]).split(",")[0]},24` }),
+    h(
+      "svg:polygon",
+      {
+        points: `${known[0][0] ? point(known[0]).split(",")[0] : 0},24 ${line} ${point(known[known.length - 1]).split(",")[0]},24`,
+      }
+    ),
     h("svg:polyline", { points: line }));
 }

@@ -9,11 +9,19 @@ export function configuration(ctx) {
     title: "Configuration",
     queries: () => (ctx.session.may.log ? [{ key: "configuration", path: "configuration", every: 30 }] : []),
     view: () => settled(ctx.got("configuration"), (data) => [
-      card({ title: "Settings", sub: "Of the settings file, the environment and the command line. Secrets are not shown.", key: "settings" }, rows({
+      card({
+        title: "Settings",
+        sub: "Of the settings file, the environment and the command line. Secrets are not shown.", key: "settings",
+      }, rows({
         caption: "Settings", list: data.settings, key: (one) => one.name, page: 200, empty: empty("No settings"),
         columns: [
           { label: "Name", main: true, cell: (one) => h("code", null, one.name) },
-          { label: "Value", wrap: true, cell: (one) => (one.secret ? h("span", { class: "quiet" }, one.value === null ? "not set" : "set, hidden") : shown(one.name, one.value)) },
+          {
+            label: "Value", wrap: true,
+            cell: (one) => (one.secret ? h(
+              "span", { class: "quiet" }, one.value === null ? "not set" : "set, hidden"
+            ) : shown(one.name, one.value)),
+          },
         ],
       })),
       h("div", { class: "columns three", key: "more" },

@@ -11,7 +11,7 @@ import { h } from "../view.js";
 import { WHY, WORDS } from "../words.js";
 import { player } from "./player.js";
 import { endPill } from "./episodes.js";
-import { goals, plots } from "./stepplots.js";
+import { goals, inOrder, plots } from "./stepplots.js";
 
 const MOST_FIRST = 5;
 
@@ -31,12 +31,23 @@ export function episode(ctx) {
     made = record;
     if (shown.size === 0) {
       const goalNames = Object.values(record.goals ?? {});
-      const others = record.columns.filter((column) => column.kind !== "image" && !["reward", "action", "terminated", "truncated"].includes(column.name) && !goalNames.includes(column.name));
-      shown = new Set([...record.columns.filter((column) => ["reward", "action"].includes(column.name) || column.name.startsWith("action/")).slice(0, 3), ...others].slice(0, MOST_FIRST).map((column) => column.name));
+      const others = record.columns.filter((column) => column.kind !== "image" && ![
+        "reward", "action", "terminated", "truncated",
+      ].includes(column.name) && !goalNames.includes(column.name));
+      shown = new Set([
+        ...record.columns.filter(
+          (column) => ["reward", "action"].includes(column.name) || column.name.startsWith("action/")
+        ).slice(0, 3),
+        ...others
+      ].slice(0, MOST_FIRST).map((column) => column.name));
     }
-    steps = new Steps({ table, id, first: record.first_step, length: record.length, page: record.page_steps, onChange: ctx.redraw });
+    steps = new Steps({
+      table, id, first: record.first_step, length: record.length, page: record.page_steps, onChange: ctx.redraw,
+    });
     film = new Film({
-      table, id, first: record.first_step, last: Math.max(record.first_step, record.length), at, column: images[0]?.name ?? null, onChange: ctx.redraw,
+      table, id, first: record.first_step, last: Math.max(
+        record.first_step, record.length
+      ), at, column: images[0]?.name ?? null, onChange: ctx.redraw,
       onMove: () => { load(); keep(); },
     });
     load();
@@ -44,7 +55,9 @@ export function episode(ctx) {
 
   function load() {
     const { desired, achieved } = made.goals ?? {};
-    const wanted = made.columns.map((column) => column.name).filter((name) => shown.has(name) || name === desired || name === achieved);
+    const wanted = made.columns.map((column) => column.name).filter(
+      (name) => shown.has(name) || name === desired || name === achieved
+    );
     steps.want(film.at, wanted, made.samplers.length > 0);
   }
 
@@ -71,21 +84,29 @@ export function episode(ctx) {
     queries: () => [{ key: "episode", path: path(["tables", table, "episodes", id]), every: 0 }],
     keys: (event) => {
       if (!film || (event.target.closest("button, a, summary") && [" ", "Enter"].includes(event.key))) return;
-      const move = { ArrowLeft: film.at - (event.shiftKey ? 10 : 1), ArrowRight: film.at + (event.shiftKey ? 10 : 1), Home: film.first, End: film.last }[event.key];
+      const move = {
+        ArrowLeft: film.at - (event.shiftKey ? 10 : 1), ArrowRight: film.at + (event.shiftKey ? 10 : 1), Home: film.first,
+        End: film.last,
+      }[event.key];
       if (move !== undefined) film.move(move);
       else if (event.key === " ") film.play();
       else return;
       event.preventDefault();
     },
     view: () => [
-      h("nav", { class: "crumbs", "aria-label": "Where this is", key: "crumbs" }, h("a", { href: hash(["episodes", table]) }, `Episodes of ${table}`), h("span", { "aria-hidden": "true" }, "/"), h("span", null, count(id)),
+      h("nav", { class: "crumbs", "aria-label": "Where this is", key: "crumbs" }, h(
+        "a", { href: hash(["episodes", table]) }, `Episodes of ${table}`
+      ), h("span", { "aria-hidden": "true" }, "/"), h("span", null, count(id)),
         h("span", { class: "around" }, neighbour(-1, "Older"), neighbour(1, "Newer"))),
       settled(ctx.got("episode"), (record) => {
         if (record !== made) begin(record);
         const onStep = (t) => film.move(t);
         return [
           facts(record),
-          record.length === record.first_step ? card({ title: "Steps", key: "none" }, empty("No steps are stored", "They were removed for capacity, or none is committed yet."))
+          record.length === record.first_step ? card(
+            { title: "Steps", key: "none" },
+            empty("No steps are stored", "They were removed for capacity, or none is committed yet.")
+          )
             : [
               player(film, steps, record, { values: () => values(record) }),
               steps.note && h("p", { class: "banner quiet-banner", key: "note", role: "note" }, steps.note),
@@ -101,7 +122,9 @@ export function episode(ctx) {
 
   function neighbour(by, text) {
     const other = Number(id) + by;
-    return other >= 0 ? h("a", { href: hash(["episodes", table, String(other)]), title: `Episode ${other}`, key: text }, text) : null;
+    return other >= 0 ? h(
+      "a", { href: hash(["episodes", table, String(other)]), title: `Episode ${other}`, key: text }, text
+    ) : null;
   }
 
   function facts(record) {
@@ -109,45 +132,82 @@ export function episode(ctx) {
     return card({
       title: "About this episode", key: "facts", sub: endPill(record.end),
       actions: [
-        !record.closed && button("More steps?", () => ctx.ask(), { title: "Reads how far the episode has come by now.", key: "more" }),
-        ctx.session.may.act && button("Delete…", () => deleteEpisodes(table, [record.episode_id], !record.closed, () => ctx.go(["episodes", table])), { kind: "danger-quiet", key: "delete" }),
+        !record.closed && button(
+          "More steps?", () => ctx.ask(), { title: "Reads how far the episode has come by now.", key: "more" }
+        ),
+        ctx.session.may.act && button(
+          "Delete…",
+          () => deleteEpisodes(table, [record.episode_id], !record.closed, () => ctx.go(["episodes", table])),
+          { kind: "danger-quiet", key: "delete" }
+        ),
       ],
     },
     h("dl", { class: "pairs" },
-      pair("Return", known(digits(record.return, 6), WHY.return), WORDS.return), pair("Length", `${count(record.length)} steps`, WORDS.length),
-      pair("Actor", record.actor ? h("a", { href: hash(["episodes", table], { actor: record.actor }) }, record.actor) : known(DASH, "The writer gave no name."), "Who wrote it."),
-      pair("Policy version", known(record.policy_version < 0 ? DASH : count(record.policy_version), WHY.policy_version), WORDS.policy_version),
+      pair(
+        "Return", known(digits(record.return, 6), WHY.return), WORDS.return
+      ), pair("Length", `${count(record.length)} steps`, WORDS.length),
+      pair(
+        "Actor",
+        record.actor ? h(
+          "a", { href: hash(["episodes", table], { actor: record.actor }) }, record.actor
+        ) : known(DASH, "The writer gave no name."),
+        "Who wrote it."
+      ),
+      pair(
+        "Policy version",
+        known(record.policy_version < 0 ? DASH : count(record.policy_version), WHY.policy_version), WORDS.policy_version
+      ),
       pair("Started", when(record.started_at_s), "When its first step was committed."),
       record.first_step > 0 && pair("First stored step", count(record.first_step), WORDS.first_step)),
-    metadata.length > 0 && h("details", { class: "metadata", title: WORDS.metadata, open: metadata.length <= 6 }, h("summary", null, "Metadata"),
-      h("dl", { class: "pairs" }, metadata.map(([name, one]) => pair(name, typeof one === "object" && one !== null ? h("code", null, JSON.stringify(one)) : typeof one === "number" ? digits(one, 12) : String(one))))));
+    metadata.length > 0 && h("details", {
+      class: "metadata", title: WORDS.metadata, open: metadata.length <= 6,
+    }, h("summary", null, "Metadata"),
+      h(
+        "dl", { class: "pairs" },
+        metadata.map(([name, one]) => pair(
+          name,
+          typeof one === "object" && one !== null ? h(
+            "code", null, JSON.stringify(one)
+          ) : typeof one === "number" ? digits(one, 12) : String(one)
+        ))
+      )));
   }
 
   function windows(record) {
-    if (record.length - record.first_step <= steps.page) return null;
+    if (record.length - record.first_step <= steps.window) return null;
     const turn = (start) => film.move(start);
     return h("nav", { class: "pager windows", "aria-label": "Window of steps", key: "windows" },
-      button("Earlier", () => turn(steps.start - steps.page), { disabled: steps.start <= record.first_step }),
+      button("Earlier", () => turn(steps.start - steps.window), { disabled: steps.start <= record.first_step }),
       h("span", null, `Steps ${count(steps.start)} to ${count(steps.stop - 1)} of ${count(record.length)}`),
-      button("Later", () => turn(steps.start + steps.page), { disabled: steps.stop >= record.length }));
+      button("Later", () => turn(steps.start + steps.window), { disabled: steps.stop >= record.length }));
   }
 
   function chips(record) {
-    const list = record.columns.filter((column) => column.kind !== "image");
+    const list = inOrder(record.columns).filter((column) => column.kind !== "image");
     const toggle = (name) => {
       if (shown.has(name)) shown.delete(name);
       else shown.add(name);
       load();
       ctx.redraw();
     };
-    return h("div", { class: "chips", role: "group", "aria-label": "Columns shown", key: "chips" }, h("span", { class: "label" }, "Columns"),
-      list.map((column) => h("button", { type: "button", key: column.name, class: `chip ${shown.has(column.name) ? "on" : ""}`, "aria-pressed": shown.has(column.name) ? "true" : "false", title: `${column.dtype}, ${shape(column.shape)}`, onclick: () => toggle(column.name) }, column.name)));
+    return h("div", {
+      class: "chips", role: "group", "aria-label": "Columns shown", key: "chips",
+    }, h("span", { class: "label" }, "Columns"),
+      list.map((column) => h(
+        "button",
+        {
+          type: "button", key: column.name, class: `chip ${shown.has(column.name) ? "on" : ""}`,
+          "aria-pressed": shown.has(column.name) ? "true" : "false", title: `${column.dtype}, ${shape(column.shape)}`,
+          onclick: () => toggle(column.name),
+        },
+        column.name
+      )));
   }
 
   function values(record) {
     const { at } = film;
-    const list = record.columns.filter((column) => steps.columns.has(column.name));
-    const priorities = Object.entries(steps.samplers.error ? {} : steps.samplers);
+    const list = inOrder(record.columns).filter((column) => steps.columns.has(column.name));
+    const priorities = Object.entries(steps.samplers?.error ? {} : (steps.samplers ?? {}));
     const failure = list.map((column) => steps.columns.get(column.name).error).find(Boolean);
     return [
       failure && failed(failure),
@@ -157,7 +217,10 @@ export function episode(ctx) {
           const why = at >= record.length ? "There is only the final observation here." : "It is on its way.";
           return pair(column.name, known(one === undefined ? DASH : value(Array.isArray(one) ? one.flat(Infinity) : one), why));
         }),
-        priorities.map(([name, list_]) => pair(`priority, ${name}`, known(digits(list_[at - steps.start], 4), "The step cannot be sampled, or has no priority."), WORDS.priority))),
+        priorities.map(([name, list_]) => pair(
+          `priority, ${name}`,
+          known(digits(list_[at - steps.start], 4), "The step cannot be sampled, or has no priority."), WORDS.priority
+        ))),
     ];
   }
 }

@@ -20,13 +20,25 @@ export function jobs(ctx) {
         caption: "Jobs, the newest first", list, key: (job) => job.number, page: 100,
         empty: empty("No jobs", "Snapshots, compactions and deletions show here while they run, and after."),
         columns: [
-          { label: "Job", main: true, cell: (job) => [`${KINDS[job.kind] ?? job.kind} `, h("span", { class: "quiet" }, `#${job.number}`)] },
+          {
+            label: "Job", main: true,
+            cell: (job) => [`${KINDS[job.kind] ?? job.kind} `, h("span", { class: "quiet" }, `#${job.number}`)],
+          },
           { label: "State", cell: (job) => pill(STATES[job.state]?.[0] ?? "off", STATES[job.state]?.[1] ?? job.state) },
           { label: "Table", cell: (job) => known(job.table, "It is about the whole store.") },
-          { label: "Asked by", cell: (job) => known(job.who, "Nobody asked: the service did it by itself, or the caller has no name.") },
-          { label: "Started", hint: "When it started.", cell: (job) => h("span", { title: when(job.started_at_s) }, ago(Date.now() / 1000 - job.started_at_s)) },
+          {
+            label: "Asked by",
+            cell: (job) => known(job.who, "Nobody asked: the service did it by itself, or the caller has no name."),
+          },
+          {
+            label: "Started", hint: "When it started.",
+            cell: (job) => h("span", { title: when(job.started_at_s) }, ago(Date.now() / 1000 - job.started_at_s)),
+          },
           { label: "Took", hint: "How long it took, or has been running.", cell: (job) => span(job.seconds) },
-          { label: "Outcome", wrap: true, wide: true, cell: (job) => (job.state === "running" ? progress(job) : known(job.message, "It left no message.")) },
+          {
+            label: "Outcome", wrap: true, wide: true,
+            cell: (job) => (job.state === "running" ? progress(job) : known(job.message, "It left no message.")),
+          },
         ],
       }));
     }, skeleton(5)),
@@ -37,5 +49,8 @@ function progress(job) {
   if (job.whole <= 0) return job.message || "Its size is not known beforehand.";
   const write = IN_BYTES.has(job.kind) ? bytes : count;
   const text = `${share(job.done / job.whole)}, ${write(job.done)} of ${write(job.whole)}`;
-  return h("span", { class: "bar-cell" }, bar({ parts: [{ share: job.done / job.whole, tone: "accent" }], label: text }), h("span", { class: "quiet" }, text));
+  return h(
+    "span", { class: "bar-cell" }, bar({ parts: [{ share: job.done / job.whole, tone: "accent" }], label: text }),
+    h("span", { class: "quiet" }, text)
+  );
 }

@@ -18,10 +18,25 @@ export function log(ctx) {
       return card({
         title: "Log", sub: `${count(shown.length)} of the last ${count(held.length)} lines, the newest first.`, key: "log",
         actions: [
-          h("label", { class: "search" }, h("span", { class: "hidden" }, "Only lines with"), h("input", { type: "search", placeholder: "Only lines with…", oninput: (event) => { wanted = event.target.value; ctx.redraw(); } })),
-          button(follows ? "Pause" : "Follow", () => { follows = !follows; if (follows) ctx.ask(); ctx.redraw(); }, { title: "Whether new lines are shown as they come." }),
+          h(
+            "label", { class: "search" }, h("span", { class: "hidden" }, "Only lines with"),
+            h(
+              "input",
+              {
+                type: "search", placeholder: "Only lines with…",
+                oninput: (event) => { wanted = event.target.value; ctx.redraw(); },
+              }
+            )
+          ),
+          button(
+            follows ? "Pause" : "Follow", () => { follows = !follows; if (follows) ctx.ask(); ctx.redraw(); },
+            { title: "Whether new lines are shown as they come." }
+          ),
         ],
-      }, shown.length === 0 ? empty(held.length === 0 ? "Nothing was logged yet" : "No line has this") : h("ol", { class: "lines", tabindex: "0", "aria-label": "Lines of the log" }, [...shown].reverse().map((line) => h("li", { class: level(line) }, line))));
+      }, shown.length === 0 ? empty(held.length === 0 ? "Nothing was logged yet" : "No line has this") : h(
+        "ol", { class: "lines", tabindex: "0", "aria-label": "Lines of the log" },
+        [...shown].reverse().map((line) => h("li", { class: level(line) }, line))
+      ));
     }, skeleton(12)),
   };
 }

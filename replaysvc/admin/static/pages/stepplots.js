@@ -1,16 +1,25 @@
 // The columns of an episode over its steps, its priorities, and its goals.
 
 import { count, digits } from "../format.js";
-import { card, chartSkeleton, failed } from "../parts.js";
+import { card, chartSkeleton, empty, failed } from "../parts.js";
 import { heat, legend, overSteps, path } from "../plots.js";
 import { plotted } from "../steps.js";
 import { h } from "../view.js";
 import { WORDS } from "../words.js";
 
+// Returns columns in the order in which one reads them: rewards and actions before the rest.
+export function inOrder(columns) {
+  const rank = ({ name }) => (name === "reward" ? 0 : name === "action" || name.startsWith("action/") ? 1 : 2);
+  return [...columns].sort((a, b) => rank(a) - rank(b));
+}
+
 // Returns a card for each column that is shown, and one for priorities.
 export function plots(record, steps, film, shown, onStep) {
-  const list = record.columns.filter((column) => shown.has(column.name) && column.kind !== "image");
-  return h("div", { class: "columns plots", key: "plots" }, list.map((column) => columnCard(column, steps, film, onStep)), priorities(record, steps, film, onStep));
+  const list = inOrder(record.columns).filter((column) => shown.has(column.name) && column.kind !== "image");
+  return h(
+    "div", { class: "columns plots", key: "plots" }, list.map((column) => columnCard(column, steps, film, onStep)),
+    priorities(record, steps, film, onStep)
+  );
 }
 
 function columnCard(column, steps, film, onStep) {
@@ -32,7 +41,9 @@ function columnCard(column, steps, film, onStep) {
       if (drawn.lengths) sub = "How long the ragged column is at each step";
       if (rows.length > 1) names = legend(rows);
       const whole = /int|bool/.test(column.dtype) || drawn.lengths;
-      body = overSteps({ ...common, stop, rows, stamp: drawn, step: whole, bars: column.name === "reward" && data.values.length <= 400 });
+      body = overSteps({
+        ...common, stop, rows, stamp: drawn, step: whole, bars: column.name === "reward" && data.values.length <= 400,
+      });
     }
   }
   return card({ title: column.name, sub, key: `c-${column.name}`, span: "plot-card", level: "h3" }, names, body);
@@ -40,12 +51,15 @@ function columnCard(column, steps, film, onStep) {
 
 function priorities(record, steps, film, onStep) {
   if (record.samplers.length === 0) return null;
-  const names = Object.keys(steps.samplers).filter((name) => name !== "error");
+  const names = Object.keys(steps.samplers ?? {}).filter((name) => name !== "error");
   const rows = names.map((name, i) => ({ name, values: steps.samplers[name], tone: `s${i % 8}` }));
   return card({ title: "Priorities", hint: WORDS.priority, key: "priorities", span: "plot-card", level: "h3" },
     rows.length > 1 && legend(rows),
-    steps.samplers.error ? failed(steps.samplers.error) : names.length === 0 ? chartSkeleton()
-      : overSteps({ key: "plot", start: steps.start, stop: steps.stop - 1, head: film.at, rows, step: true, stamp: steps.samplers, onStep }));
+    steps.samplers === null ? chartSkeleton() : steps.samplers.error ? failed(steps.samplers.error)
+      : names.length === 0 ? empty("No priorities yet", "No sampler has priorities for this table: all steps are alike.")
+      : overSteps({
+        key: "plot", start: steps.start, stop: steps.stop - 1, head: film.at, rows, step: true, stamp: steps.samplers, onStep,
+      }));
 }
 
 // Returns desired beside achieved goals: their distance over the steps and, in two or more dimensions, the path.
@@ -54,17 +68,37 @@ export function goals(record, steps, film, onStep) {
   if (!desired || !achieved) return null;
   const [wanted, reached] = [steps.columns.get(desired), steps.columns.get(achieved)];
   const failure = wanted?.error ?? reached?.error;
-  if (failure || !wanted?.values || !reached?.values) return card({ title: "Goals", key: "goals" }, failure ? failed(failure) : chartSkeleton());
+  if (failure || !wanted?.values || !reached?.values) return card(
+    { title: "Goals", key: "goals" }, failure ? failed(failure) : chartSkeleton()
+  );
   const made = measured(wanted, reached);
   const now = made.distance[film.at - steps.start];
-  return card({ title: "Goals", key: "goals", hint: "Stored goals of the episode.", sub: typeof now === "number" ? `Distance at this step: ${digits(now, 4)}.` : null },
+  return card({
+    title: "Goals", key: "goals", hint: "Stored goals of the episode.",
+    sub: typeof now === "number" ? `Distance at this step: ${digits(now, 4)}.` : null,
+  },
     h("div", { class: "columns inner" },
       h("div", { key: "distance" }, h("h3", { title: WORDS.goal_distance }, "Distance"),
-        overSteps({ key: "distance", start: steps.start, stop: steps.start + made.distance.length - 1, head: film.at, rows: [{ name: "distance", values: made.distance, tone: "s0" }], stamp: made, onStep }),
+        overSteps({
+          key: "distance", start: steps.start, stop: steps.start + made.distance.length - 1, head: film.at,
+          rows: [{ name: "distance", values: made.distance, tone: "s0" }], stamp: made, onStep,
+        }),
         h("h3", null, "By dimension"), legend([{ name: "Achieved", tone: "s1" }, { name: "Desired", tone: "s1", dash: true }]),
-        overSteps({ key: "dimensions", start: steps.start, stop: steps.start + made.distance.length - 1, head: film.at, stamp: made, onStep, rows: made.dimensions.slice(0, 8).flatMap(([a, d], i) => [{ name: `achieved [${i}]`, values: a, tone: `s${i % 8}` }, { name: `desired [${i}]`, values: d, tone: `s${i % 8}`, dash: true }]) })),
-      made.dimensions.length >= 2 && h("div", { key: "path" }, h("h3", null, "Path, first two dimensions"), legend([{ name: "Achieved", tone: "s0" }, { name: "Desired", tone: "s2" }]),
-        path({ key: "path", achieved: made.reached, desired: made.wanted.length > 0 ? [made.wanted[made.wanted.length - 1]] : [], at: film.at - steps.start, stamp: made }))));
+        overSteps({
+          key: "dimensions", start: steps.start, stop: steps.start + made.distance.length - 1, head: film.at, stamp: made,
+          onStep,
+          rows: made.dimensions.slice(0, 8).flatMap(([a, d], i) => [
+            { name: `achieved [${i}]`, values: a, tone: `s${i % 8}` },
+            { name: `desired [${i}]`, values: d, tone: `s${i % 8}`, dash: true },
+          ]),
+        })),
+      made.dimensions.length >= 2 && h("div", { key: "path" }, h("h3", null, "Path, first two dimensions"), legend([
+        { name: "Achieved", tone: "s0" }, { name: "Desired", tone: "s2" },
+      ]),
+        path({
+          key: "path", achieved: made.reached, desired: made.wanted.length > 0 ? [made.wanted[made.wanted.length - 1]] : [],
+          at: film.at - steps.start, stamp: made,
+        }))));
 }
 
 function measured(wanted, reached) {
