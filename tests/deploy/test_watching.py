@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import HistogramMetricFamily
 
 from replaysvc.metrics import FAMILIES, PREFIX
 from replaysvc.settings import Settings
@@ -23,7 +22,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 OF_PROMETHEUS = {"job", "instance", "le"}
 LABELS: dict[str, set[str]] = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 for _name, _family in FAMILIES.items():
-    _suffixes = ("_bucket", "_sum", "_count") if _family.kind is HistogramMetricFamily else ("",)
+    _suffixes = ("_bucket", "_sum", "_count") if _family.kind == "histogram" else ("",)
     LABELS |= {PREFIX + _name + _suffix: set(_family.labels) for _suffix in _suffixes}
 LABELS |= {
     sample.name: set() for family in ProcessCollector(registry=CollectorRegistry()).collect() for sample in family.samples
