@@ -1,6 +1,6 @@
 """Builds the images of deploy/Dockerfile and runs deploy/compose.yaml where there is no Docker, by the same commands.
 
-    python -m tests.rehearse_images DIRECTORY [--pip-conf FILE] [--minutes 5] [--only-service]
+    python -m tests.deploy.rehearse DIRECTORY [--pip-conf FILE] [--minutes 5] [--only-service]
 
 Needs root, a Linux with overlayfs, and packages to install. An image is this machine's root with an overlay for what the
 Dockerfile's instructions write, and this Python at /usr/local, as in the base image. A container is a chroot into it, read-only
@@ -20,15 +20,22 @@ import sys
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import replay_client
-from tests.dockerfile import ROOT, environment, line_of, stages, words
+from tests.deploy.dockerfile import ROOT, environment, line_of, stages, words
+from tests.waiting import wait_until
 
 STAGES = stages()
+PROMETHEUS = "127.0.0.1:9090"
+EMPTY = {
+    "Samples per insert", "Age of the newest snapshot", "Priorities that are ignored", "Largest priority", "Hindsight goals",
+}  # fmt: skip
+"""Panels with nothing to show of this run, or of a part: it has no limit, snapshot, priorities or goals."""
 COMPOSE = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())
 PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 PREFIX = Path(sys.base_prefix)
@@ -86,7 +93,9 @@ class Image:
             at = into / found.name if target.endswith("/") else into
             at.parent.mkdir(parents=True, exist_ok=True)
             if found.is_dir():
-                shutil.copytree(found, at, symlinks=True, ignore=shutil.ignore_patterns("__pycache__") if source == ROOT else None)
+                shutil.copytree(
+                    found, at, symlinks=True, ignore=shutil.ignore_patterns("__pycache__") if source == ROOT else None
+                )
             else:
                 shutil.copy2(found, at)
 
@@ -165,10 +174,8 @@ class Container:
         user = STAGES[self.stage].last("USER")
         assert user is not None
         uid, gid = user.split(":")
-        self.prefix = [
-            "/usr/sbin/chroot", str(root), "setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--no-new-privs", "--bounding-set",
-            "-all", "--inh-caps", "-all", "--",
-        ]  # fmt: skip
+        rights = f"--reuid {uid} --regid {gid} --clear-groups --no-new-privs --bounding-set -all --inh-caps -all --"
+        self.prefix = ["/usr/sbin/chroot", str(root), "setpriv", *rights.split()]
         self.env = self.image.env | {name: str(value) for name, value in about.get("environment", {}).items()}
         self.log = folder / f"{service}.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -207,13 +214,13 @@ class Checks:
         print(f"{'ok   ' if fine else 'WRONG'} {what}{f': {found}' if found != '' else ''}", flush=True)
 
 
-def await_(condition: Any, seconds: float) -> float | None:
-    """Returns after how many seconds a condition held, None if it did not within `seconds`."""
+def seconds_until(condition: Callable[[], object], timeout_s: float) -> float | None:
+    """Returns after how many seconds a condition held, None if it did not come true in time."""
     began = time.monotonic()
-    while not condition():
-        if time.monotonic() - began > seconds:
-            return None
-        time.sleep(0.25)
+    try:
+        wait_until(condition, timeout_s)
+    except AssertionError:
+        return None
     return time.monotonic() - began
 
 
@@ -230,11 +237,13 @@ def run(folder: Path, minutes: float) -> int:
     check("it is not healthy while it does not run", not service.is_healthy())
     service.start()
     try:
-        took = await_(lambda: b"listening on" in service.log.read_bytes(), 60)
+        took = seconds_until(lambda: b"listening on" in service.log.read_bytes(), 60)
         check("it listens", took is not None, f"after {took:.1f} s" if took is not None else service.log.read_text())
-        check("its health check passes", await_(service.is_healthy, 15) is not None)
+        check("its health check passes", seconds_until(service.is_healthy, 15) is not None)
         status = Path(f"/proc/{service.process.pid}/status").read_text() if service.process else ""
-        shown = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("Uid", "CapEff", "CapBnd", "NoNewPrivs")))
+        shown = dict(
+            line.split(":\t") for line in status.splitlines() if line.startswith(("Uid", "CapEff", "CapBnd", "NoNewPrivs"))
+        )
         check("its user is 10001, it has no capabilities and gets none", shown == {
             "Uid": "10001\t10001\t10001\t10001", "CapEff": "0" * 16, "CapBnd": "0" * 16, "NoNewPrivs": "1",
         }, shown)  # fmt: skip
@@ -255,7 +264,11 @@ def run(folder: Path, minutes: float) -> int:
 
 def learn(folder: Path, minutes: float, check: Checks) -> None:
     """Runs learner, evaluator and actors until they end by themselves."""
-    others = [Container(folder, name) for name, about in COMPOSE["services"].items() if about.get("build", {}).get("target") == "learner"]
+    others = [
+        Container(folder, name)
+        for name, about in COMPOSE["services"].items()
+        if about.get("build", {}).get("target") == "learner"
+    ]
     for other in others:
         other.start()
     began = time.monotonic()
@@ -267,7 +280,11 @@ def learn(folder: Path, minutes: float, check: Checks) -> None:
             status = None
             other.stop()
         last = other.log.read_text().splitlines()[-1:]
-        check(f"{other.service} ends by itself, with status 0", status == 0, f"{status} after {time.monotonic() - began:.0f} s; {last}")
+        check(
+            f"{other.service} ends by itself, with status 0",
+            status == 0,
+            f"{status} after {time.monotonic() - began:.0f} s; {last}",
+        )
 
 
 def stop_and_start_again(service: Container, check: Checks) -> None:
@@ -285,7 +302,7 @@ def stop_and_start_again(service: Container, check: Checks) -> None:
     check("SIGTERM ends it with status 0", status == 0 and seconds < grace, f"{status} after {seconds:.1f} of {grace:g} s")
     service.log.rename(service.log.with_suffix(".first.log"))
     service.start()
-    await_(lambda: b"listening on" in service.log.read_bytes(), 60)
+    seconds_until(lambda: b"listening on" in service.log.read_bytes(), 60)
     after = steps()
     check("after a start it has what it had", after == before, after)
     check("and ends again", service.stop()[0] == 0)
@@ -305,46 +322,49 @@ def start_prometheus(folder: Path) -> "subprocess.Popen[bytes] | None":
     hosts.write_text("127.0.0.1 localhost replaysvc\n")
     mount("--bind", hosts, "/etc/hosts")
     config = ROOT / "deploy/prometheus/scrape.yml"
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/prometheus"]
     with (folder / "prometheus.log").open("wb") as log:
-        return subprocess.Popen(
-            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder}/prometheus", "--web.listen-address=127.0.0.1:9090"],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+        return subprocess.Popen([*command, f"--web.listen-address={PROMETHEUS}"], stdout=log, stderr=log)
 
 
 def look_at_metrics(check: Checks) -> None:
     """Looks whether Prometheus has the service's metrics, and what the alerts and the dashboard make of them."""
 
     def ask(path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:9090/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://{PROMETHEUS}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=30
+        ) as answer:
             return json.load(answer)["data"]
 
     def value(expression: str) -> list[Any]:
         return list(ask("query", query=expression)["result"])
 
-    check("Prometheus reads the metrics", await_(lambda: [r["value"][1] for r in value('up{job="replaysvc"}')] == ["1"], 60) is not None,
-          [target["lastError"] for target in ask("targets")["activeTargets"]])  # fmt: skip
-    await_(lambda: not value("count_over_time(up[5m]) < 3"), 90)
-    empty = [expression for expression in dashboard_queries() if not value(expression)]
-    check("every panel of the dashboard has data", not empty, empty)
+    came = seconds_until(lambda: [each["value"][1] for each in value('up{job="replaysvc"}')] == ["1"], 60)
+    errors = [target["lastError"] for target in ask("targets")["activeTargets"]]
+    check("Prometheus reads the metrics", came is not None, errors)
+    seconds_until(lambda: not value("count_over_time(up[5m]) < 3"), 90)
+    empty = [title for title, expression in dashboard_queries() if not value(expression)]
+    check("the panels of the dashboard have data", set(empty) <= EMPTY, f"empty: {', '.join(empty)}")
     firing = [alert["labels"]["alertname"] for alert in ask("alerts")["alerts"]]
     check("no alert is on", not firing, firing)
 
 
-def dashboard_queries() -> list[str]:
-    """Returns the expressions of the dashboard, for all tables and the last five minutes."""
+def dashboard_queries() -> list[tuple[str, str]]:
+    """Returns the expressions of the dashboard with the titles of their panels, for all tables and the last five minutes."""
     dashboard = json.loads((ROOT / "deploy/grafana/replaysvc.json").read_text())
-    found = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     values = {"$__rate_interval": "1m", "$__range": "5m", "$instance": ".*", "$table": ".*"}
+    found = [(panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel.get("targets", [])]
     for name, text in values.items():
-        found = [expression.replace(name, text) for expression in found]
+        found = [(title, expression.replace(name, text)) for title, expression in found]
     return found
 
 
 def main() -> int:
     """Builds, then runs, each in namespaces of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("directory", type=Path, help="to work in; images that it has from an earlier call are taken as they are")
+    parser.add_argument(
+        "directory", type=Path, help="to work in; images that it has from an earlier call are taken as they are"
+    )
     parser.add_argument("--pip-conf", type=Path, help="pip's configuration, as the build secret pip.conf")
     parser.add_argument("--minutes", type=float, default=5.0, help="most that the run may learn")
     parser.add_argument("--only-service", action="store_true", help="without the image `learner`, which has torch")
@@ -358,7 +378,7 @@ def main() -> int:
     if options.within == "run":
         return min(run(folder, options.minutes), 1)
     folder.mkdir(parents=True, exist_ok=True)
-    again = [sys.executable, "-m", "tests.rehearse_images", *sys.argv[1:], "--within"]
+    again = [sys.executable, "-m", "tests.deploy.rehearse", *sys.argv[1:], "--within"]
     if not all((folder / name).exists() for name in names):
         subprocess.run(["unshare", "-m", "--propagation", "private", *again, "build"], check=True)
     return subprocess.run(["unshare", "-m", "-n", "--propagation", "private", *again, "run"], check=False).returncode
