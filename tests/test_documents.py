@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text()
 SETTINGS = README[README.index("| setting | default |") :]
 DOCUMENTS = [
     "README.md", "CHANGELOG.md", "SECURITY.md", "replaysvc/ARCHITECTURE.md", "replaysvc/storage/FORMAT.md",
-    "tests/bench/README.md",
+    "tests/bench/README.md", "deploy/README.md",
 ]  # fmt: skip
 
 

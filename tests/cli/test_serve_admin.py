@@ -27,8 +27,7 @@ class Dashboard:
     """A service in a process of its own, and its dashboard."""
 
     def __init__(self, process):
-        self._process = process
-        found = re.fullmatch(r"dashboard on (https?)://127\.0\.0\.1:(\d+)/\n", process._process.stdout.readline())
+        found = re.fullmatch(r"(https?)://127\.0\.0\.1:(\d+)/", process.dashboard)
         self.scheme, self.port = found[1], int(found[2])
 
     def get(self, path, *, context=None, **headers):
