@@ -2,10 +2,12 @@
 
     python -m tests.bench.watched [--rounds 12] [--seconds 5] [--page tables] [--out tests/bench/plots/watched.json]
 
-The browsers are real ones (chromium), each with a page that is visible and asks every 2 s. On a cluster they run on somebody's
-desk, so here they get only processor time that nothing else wants (SCHED_IDLE), and what they asked in each round is counted:
-a page that gets no time asks nothing and costs nothing. Beside them, the same requests are sent at the pace of three
-pages by a client that draws nothing.
+The browsers are real ones (chromium), each with a page that is visible and asks every 2 s; what they asked in each round is
+counted. On a cluster they run on somebody's desk. Here they share the processors that service and learner fill already, so
+they get only time that nothing else wants (SCHED_IDLE), and the cost is told in two ways: of items per second of the clock, in
+which the drawing of three browsers counts too, and of items per second of processor time of service and learner, which is what
+answering them takes from sampling. Beside them, the same requests are sent at the pace of three pages by a client that
+draws nothing.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 from rich.console import Console
 from rich.progress import track
 
@@ -45,13 +48,19 @@ def fill(address: str, steps: int = 200_000, length: int = 500) -> None:
                 writer.append(seen[t, :6], 1.0, seen[t + 1], truncated=t == length - 1)
 
 
-def rate(batches: Any, seconds: float) -> float:
-    """Returns the items a second that a learner gets."""
-    count, began = 0, time.perf_counter()
+def busy(process: psutil.Process) -> float:
+    """Returns the seconds of processor time that a process has had."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def rate(batches: Any, service: psutil.Process, seconds: float) -> tuple[float, float]:
+    """Returns the items that a learner gets in a second, of the clock and of processor time of the service and of itself."""
+    used, count, began = busy(service) + time.process_time(), 0, time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
         next(batches)
         count += BATCH
-    return count / spent
+    return count / spent, count / (busy(service) + time.process_time() - used)
 
 
 class Asking(threading.Thread):
@@ -109,25 +118,26 @@ def measure(rounds: int, seconds: float, page: str, scratch: Path) -> dict[str, 
     """Returns the rates of each round: alone, with browsers, and with their requests alone."""
     import multiprocessing
 
-    found: dict[str, Any] = {"page": page, "alone": [], "browsers": [], "requests": [], "asked": []}
+    found: dict[str, Any] = {"page": page, "alone": [], "browsers": [], "requests": [], "asked": [], "seconds": seconds}
     service = ServiceProcess(scratch / "store", "--admin-port", "0")
     with service:
         url = service.dashboard
         fill(service.address)
         context = multiprocessing.get_context("spawn")
         (orders, theirs), (answers, sent) = context.Pipe(), context.Pipe()
-        browsers = context.Process(target=watched, args=(url, theirs, sent, page))
+        browsers = context.Process(target=watched, args=(url, theirs, sent, page), daemon=True)
         browsers.start()
         with replay_client.connect(service.address) as replay:
             batches = replay.table("states").stream(BATCH, prefetch=PREFETCH)
-            rate(batches, 2.0)
+            process = psutil.Process(service.pid)
+            rate(batches, process, 2.0)
             asked: list[str] = []
-            for _ in track(range(rounds), "rounds", Console(stderr=True)):
+            for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
                 for kind in ("alone", "browsers", "requests"):
                     orders.send("open" if kind == "browsers" else "blank")
                     assert answers.recv() == "ready"
                     asking = Asking(url, sorted(set(asked))) if kind == "requests" and asked else None
-                    found[kind].append(rate(batches, seconds))
+                    found[kind].append(rate(batches, process, seconds))
                     if kind == "browsers":
                         orders.send("blank")
                         asked = answers.recv()
@@ -151,14 +161,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         found = measure(given.rounds, given.seconds, given.page, Path(scratch))
     for kind in ("browsers", "requests"):
-        ratios = [with_ / alone for with_, alone in zip(found[kind], found["alone"], strict=True)]
-        found[f"{kind}_cost"] = 1 - statistics.median(ratios)
-        spread = f"median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f}"
-        print(f"{kind}: {found[f'{kind}_cost']:+.1%} ({spread})")
+        for number, unit in enumerate(("clock", "processor")):
+            pairs = zip(found[kind], found["alone"], strict=True)
+            ratios = [with_[number] / alone[number] for with_, alone in pairs]
+            found[f"{kind}_cost_by_{unit}"] = 1 - statistics.median(ratios)
+            spread = f"median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"{kind}, by the {unit}: {found[f'{kind}_cost_by_{unit}']:+.1%} ({spread})")
     polls = BROWSERS * given.seconds / POLL_S
-    print(f"alone {statistics.median(found['alone']):,.0f} items/s; in each round of {given.seconds:g} s the pages asked")
+    alone = statistics.median(each[0] for each in found["alone"])
+    print(f"alone {alone:,.0f} items/s; in each round of {given.seconds:g} s the pages asked")
     print(f"{statistics.mean(found['asked']):.1f} times; {BROWSERS} of them, each {POLL_S:g} s, are {polls:.1f} polls")
-    given.out.write_text(json.dumps(found | {"seconds": given.seconds}) + "\n")
+    given.out.write_text(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
