@@ -169,7 +169,8 @@ class StoreConfig:
       the store is closed.
     disk_reserve_bytes: appends are refused with CapacityError while the file system has less free, so that what the store must
       note besides always finds room.
-    scrub_bytes_per_s: how fast sealed segments are read again, round after round, to find damage early; 0: never.
+    scrub_bytes_per_s: how fast sealed segments are read again, round after round, to find damage early; 0: only when
+      somebody asks.
     snapshot_dir: directory in which a server makes the snapshots that clients ask for; None: they may ask for none.
     """
 
