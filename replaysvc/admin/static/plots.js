@@ -61,7 +61,9 @@ export function overTime({
         layout: {
           hovermode: "x unified",
           xaxis: {
-            type: "date", nticks: 5, tickangle: 0, tickformat: "%H:%M",
+            type: "date", nticks: 5, tickangle: 0,
+            // five ticks within so short a time are less than a minute apart
+            tickformat: at.length > 1 && at[at.length - 1] - at[0] < 240 ? "%H:%M:%S" : "%H:%M",
             range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%-d %b, %H:%M:%S",
           },
           yaxis: { rangemode: from0 ? "tozero" : "normal", tickformat: "~s", range: allZero(traces) ? [0, 1] : undefined },
