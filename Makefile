@@ -44,7 +44,7 @@ demo: $(RUN)
 	@$(BIN)/replaysvc demo
 
 test: $(DEV) $(GENERATOR)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # A real browser clicks through the dashboard of a running demo; Debian's package is chromium.
 browser: $(DEV)
