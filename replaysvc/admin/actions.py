@@ -4,6 +4,7 @@ What may take long runs on in a thread: whoever asked waits a moment for it, and
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
@@ -19,7 +20,7 @@ from replaysvc.admin.context import Admin
 from replaysvc.admin.pages import API
 from replaysvc.admin.parsing import checked, json_object
 from replaysvc.checks import check_flag, check_ids, check_name, shown
-from replaysvc.errors import InvalidRequestError, ReplayError, UnavailableError
+from replaysvc.errors import AlreadyExistsError, InvalidRequestError, ReplayError, UnavailableError
 from replaysvc.jobs import asked_by
 from replaysvc.options import Limiter
 
@@ -180,8 +181,11 @@ def add_actions(app: FastAPI, admin: Admin) -> None:
         folder = replay.config.snapshot_dir
         if folder is None:
             raise InvalidRequestError("this service makes no snapshots: it was started without snapshot_dir")
+        path = os.path.join(folder, name)
+        if os.path.lexists(path):
+            raise AlreadyExistsError(f"snapshot {name} exists already")
         return actions.start(
-            caller_of(request), "snapshot", "", f"make snapshot {name}", lambda: replay.snapshot(f"{folder}/{name}"),
+            caller_of(request), "snapshot", "", f"make snapshot {name}", lambda: replay.snapshot(path),
             lambda _: {"message": f"snapshot {name} is complete"},
         )  # fmt: skip
 

@@ -147,7 +147,7 @@ def test_snapshot_is_made_where_the_settings_say(tmp_path, open_door):
         assert (answer.status, answer.json) == (200, {"job": 1, "message": "snapshot s1 is complete"})
         assert (tmp_path / "snapshots/s1/MANIFEST.json").is_file()
         again = browser.post("/api/v1/snapshots", {"name": "s1", "confirm": "s1"})
-        assert (again.status, again.json["error"]) == (500, "StorageError")
+        assert (again.status, again.json["error"]) == (409, "AlreadyExistsError")
         server.stop()
 
 

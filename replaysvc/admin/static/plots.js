@@ -66,13 +66,15 @@ export function overTime({
             tickformat: at.length > 1 && at[at.length - 1] - at[0] < 240 ? "%H:%M:%S" : "%H:%M",
             range: x.length > 1 ? [x[0], x[x.length - 1]] : undefined, hoverformat: "%-d %b, %H:%M:%S",
           },
-          yaxis: { rangemode: from0 ? "tozero" : "normal", tickformat: "~s", range: allZero(traces) ? [0, 1] : undefined },
+          yaxis: { rangemode: from0 ? "tozero" : "normal", tickformat: isSmall(traces) ? "~g" : "~s", range: allZero(traces) ? [0, 1] : undefined },
         },
       };
     },
   })];
 }
 
+// Whether thousands need no letter; a half would get one, too, as 500m.
+const isSmall = (traces) => traces.every((trace) => trace.y.every((value) => value === null || Math.abs(value) < 1000));
 const allZero = (traces) => traces.every((trace) => trace.y.every((value) => value === null || value === 0));
 
 // Returns bars between edges, drawn equally wide whatever the edges are. series: [{name, values, tone}].
