@@ -5,6 +5,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import replay_client
+from replaysvc.activity import request_id
 from replaysvc.replay import Replay
 from replaysvc.rpc.server import Server
 
@@ -12,6 +13,14 @@ from replaysvc.rpc.server import Server
 settings.register_profile(
     "torture", max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+@pytest.fixture(autouse=True)
+def no_request():
+    """Tests that call an interceptor on their own thread leave the id of a request there."""
+    token = request_id.set("")
+    yield
+    request_id.reset(token)
 
 
 @pytest.fixture
