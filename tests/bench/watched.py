@@ -6,7 +6,8 @@ The browsers are real ones (chromium), each with a page that is visible and asks
 counted. On a cluster they run on somebody's desk. Here they share the processors that service and learner fill already, so
 they get only time that nothing else wants (SCHED_IDLE), and the cost is told in two ways: of items per second of the clock, in
 which the drawing of three browsers counts too, and of items per second of processor time of service and learner, which is what
-answering them takes from sampling. Beside them, the same requests are sent at the pace of three pages by a client that
+answering them takes from sampling. Rounds differ by tens of percent where two
+processors are full: take many. Beside them, the same requests are sent at the pace of three pages by a client that
 draws nothing.
 """
 
