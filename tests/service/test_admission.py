@@ -1,5 +1,6 @@
 """Workers and memory are shared: whoever takes all they get leaves enough for others, and is told when to come again."""
 
+import contextlib
 import gc
 import threading
 
@@ -266,14 +267,16 @@ def test_who_needs_memory_gets_that_of_answers_that_hardly_move(serve, connect, 
     monkeypatch.setattr("replaysvc.rpc.admission._STALLED_BYTES_PER_S", 1 << 40)
     server = serve(answer_bytes=384 << 20)
     table = connect(server.address).table("t")
-    hostile = [http2.Peer(server.port) for _ in range(8)]
-    for peer in hostile:
-        for _ in range(10):
-            peer.call(http2.FRAMES + "Sample", SAMPLE)
-    wait_until(lambda: server._admission.answers.held > 300 << 20)
-    assert len(table.sample(400)) == 400
-    for peer in hostile:
-        peer.close()
+    answers, workers, made = server._admission.answers, server._admission.workers[Kind.SAMPLES], 0
+    with contextlib.ExitStack() as peers:
+        for count in (8, 5, 3, 2, 1, 1):  # each as many as it gets: one that is refused would have the others cancelled
+            peer = peers.enter_context(http2.Peer(server.port))
+            for _ in range(count):
+                peer.call(http2.FRAMES + "Sample", SAMPLE)
+                made += 1
+                wait_until(lambda made=made: workers.held == 0 and answers.held >= made * (16 << 20))
+        assert answers.held >= 320 << 20
+        assert len(table.sample(400)) == 400
 
 
 def test_reader_of_a_stream_who_stops_is_cut_off(serve, wide, monkeypatch):
