@@ -1,27 +1,27 @@
 """What the dashboard costs a learner that samples flat out: with three browsers on it, and without, in turn.
 
-    python -m tests.bench.watched [--rounds 12] [--seconds 5] [--page tables] [--out tests/bench/plots/watched.json]
+    python -m tests.bench.watched [--pairs 60] [--seconds 4] [--page overview] [--out tests/bench/plots/watched.json]
 
-The browsers are real ones (chromium), each with a page that is visible and asks every 2 s; what they asked in each round is
-counted. On a cluster they run on somebody's desk. Here they share the processors that service and learner fill already, so
-they get only time that nothing else wants (SCHED_IDLE), and the cost is told in two ways: of items per second of the clock, in
-which the drawing of three browsers counts too, and of items per second of processor time of service and learner, which is what
-answering them takes from sampling. Rounds differ by tens of percent where two
-processors are full: take many. Beside them, the same requests are sent at the pace of three pages by a client that
-draws nothing.
+The browsers are real ones (chromium), each with a page that somebody sees. They are open all the time; for half of the slices
+their processes are stopped (SIGSTOP), so that a slice begins without a page being loaded. Slices come in pairs, open and
+stopped, whose order turns each time, and the cost is told with its standard error over the pairs.
+
+On a cluster browsers run on somebody's desk. Here they share the processors that service and learner fill already, so they get
+only time that nothing else wants (SCHED_IDLE), and the cost is told in two ways: of items per second of the clock, in which the
+drawing of three browsers counts too (how much that is, is told), and of items per second of processor time of service and
+learner.
 """
 
 import argparse
-import http.client
+import contextlib
 import json
+import multiprocessing
 import os
-import statistics
+import signal
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
@@ -30,7 +30,7 @@ from rich.progress import track
 
 import replay_client
 from replaysvc import FieldSpec, Signature
-from tests.browser.chromium import Heard, chromium, page_of
+from tests.browser.chromium import chromium, page_of
 from tests.processes import ServiceProcess
 
 BATCH, BROWSERS, POLL_S, PREFETCH = 256, 3, 2.0, 16
@@ -64,114 +64,116 @@ def rate(batches: Any, service: psutil.Process, seconds: float) -> tuple[float, 
     return count / spent, count / (busy(service) + time.process_time() - used)
 
 
-class Asking(threading.Thread):
-    """Sends what a page asks for, again and again, as `BROWSERS` pages would."""
-
-    def __init__(self, url: str, paths: list[str]) -> None:
-        super().__init__(daemon=True)
-        self._where, self._paths, self._end, self.asked = urlsplit(url).netloc, paths, threading.Event(), 0
-        self.start()
-
-    def run(self) -> None:
-        connections = [http.client.HTTPConnection(self._where) for _ in range(BROWSERS)]
-        while not self._end.wait(POLL_S):
-            for connection in connections:
-                for path in self._paths:
-                    connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
-                    connection.getresponse().read()
-                    self.asked += 1
-
-    def close(self) -> None:
-        self._end.set()
-        self.join()
-
-
 def idle_priority() -> None:
     """From now on this process, and those it starts, run only when nothing else wants to."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def watched(url: str, orders: Any, answers: Any, page: str) -> None:
-    """The process of the browsers: opens the dashboard, or leaves it, as it is told; answers with the paths asked for."""
+def browse(url: str, page: str, end: Any) -> None:
+    """The process of the browsers: opens the dashboard in each, and tells what they asked for when it is told to end."""
     idle_priority()
-    with chromium() as browser:
-        opened = [page_of(browser, timeout_s=120) for _ in range(BROWSERS)]
-        pages: list[tuple[Any, Heard]] = [each.__enter__() for each in opened]
-        while (order := orders.recv()) is not None:
-            for shown, heard in pages:
-                heard.paths.clear()
-                shown.goto(f"{url}#/{page}" if order == "open" else "about:blank")
-            if order == "open":
-                for shown, heard in pages:
-                    shown.wait_for_timeout(3 * POLL_S * 1e3)
-                    heard.paths.clear()
-            answers.send("ready")
-            if order == "open":
-                while not orders.poll():
-                    pages[0][0].wait_for_timeout(100)
-                answers.send([path for _, heard in pages for path in heard.paths])
-        for each in opened:
-            each.__exit__(None, None, None)
-    answers.send("ended")
+    with chromium() as browser, contextlib.ExitStack() as stack:
+        pages = [stack.enter_context(page_of(browser, timeout_s=120)) for _ in range(BROWSERS)]
+        for shown, _ in pages:
+            shown.goto(f"{url}#/{page}")
+            shown.locator(".verdict" if page == "overview" else "main").first.wait_for()
+        pages[0][0].wait_for_timeout(3 * POLL_S * 1e3)
+        for _, heard in pages:
+            heard.paths.clear()
+        end.send("open")
+        while not end.poll():
+            pages[0][0].wait_for_timeout(100)
+        end.send([path for _, heard in pages for path in heard.paths])
 
 
-def measure(rounds: int, seconds: float, page: str, scratch: Path) -> dict[str, Any]:
-    """Returns the rates of each round: alone, with browsers, and with their requests alone."""
-    import multiprocessing
+class Browsers:
+    """Three browsers with the dashboard open; a context manager that ends them."""
 
-    found: dict[str, Any] = {"page": page, "alone": [], "browsers": [], "requests": [], "asked": [], "seconds": seconds}
-    service = ServiceProcess(scratch / "store", "--admin-port", "0")
-    with service:
-        url = service.dashboard
-        fill(service.address)
+    def __init__(self, url: str, page: str) -> None:
         context = multiprocessing.get_context("spawn")
-        (orders, theirs), (answers, sent) = context.Pipe(), context.Pipe()
-        browsers = context.Process(target=watched, args=(url, theirs, sent, page), daemon=True)
-        browsers.start()
-        with replay_client.connect(service.address) as replay:
+        self._end, theirs = context.Pipe()
+        self._process = context.Process(target=browse, args=(url, page, theirs), daemon=True)
+        self._tree: list[psutil.Process] = []
+
+    def __enter__(self) -> "Browsers":
+        self._process.start()
+        assert self._end.recv() == "open"
+        own = psutil.Process(self._process.pid)
+        self._tree = [own, *own.children(recursive=True)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGCONT)
+        if self._process.is_alive() and not self._end.closed:
+            self._end.send("end")
+        self._process.join()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all their processes."""
+        for process in self._tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def busy(self) -> float:
+        """Returns the seconds of processor time that those that live have had."""
+        return sum(busy(process) for process in self._tree if process.is_running())
+
+    def asked(self) -> list[str]:
+        """Ends them, and returns the paths that they asked for."""
+        self.signal(signal.SIGCONT)
+        self._end.send("end")
+        paths: list[str] = self._end.recv()
+        self._end.close()
+        return paths
+
+
+def measure(pairs: int, seconds: float, page: str, scratch: Path) -> dict[str, Any]:
+    """Returns the rates of each slice, and what the browsers asked for and used meanwhile."""
+    rates: dict[str, list[tuple[float, float]]] = {"open": [], "stopped": []}
+    drawing = 0.0
+    with ServiceProcess(scratch / "store", "--admin-port", "0") as service:
+        fill(service.address)
+        process = psutil.Process(service.pid)
+        with Browsers(service.dashboard, page) as browsers, replay_client.connect(service.address) as replay:
             batches = replay.table("states").stream(BATCH, prefetch=PREFETCH)
-            process = psutil.Process(service.pid)
+            browsers.signal(signal.SIGSTOP)
             rate(batches, process, 2.0)
-            asked: list[str] = []
-            for _ in track(range(rounds), "rounds", console=Console(stderr=True)):
-                for kind in ("alone", "browsers", "requests"):
-                    orders.send("open" if kind == "browsers" else "blank")
-                    assert answers.recv() == "ready"
-                    asking = Asking(url, sorted(set(asked))) if kind == "requests" and asked else None
-                    found[kind].append(rate(batches, process, seconds))
-                    if kind == "browsers":
-                        orders.send("blank")
-                        asked = answers.recv()
-                        found["asked"].append(len(asked))
-                        assert answers.recv() == "ready"
-                    if asking is not None:
-                        asking.close()
-            orders.send(None)
-            answers.recv()
-            browsers.join()
-    return found
+            for number in track(range(pairs), "pairs of slices", console=Console(stderr=True)):
+                for kind in ("open", "stopped") if number % 2 else ("stopped", "open"):
+                    browsers.signal(signal.SIGCONT if kind == "open" else signal.SIGSTOP)
+                    before = browsers.busy()
+                    rates[kind].append(rate(batches, process, seconds))
+                    drawing += browsers.busy() - before if kind == "open" else 0.0
+            asked = browsers.asked()
+    return {
+        "page": page, "seconds": seconds, **rates, "asked": len(asked),
+        "asked_for": {path: asked.count(path) for path in sorted(set(asked))},
+        "drawing_processors": drawing / (pairs * seconds),
+    }  # fmt: skip
+
+
+def cost(found: dict[str, Any], unit: int) -> tuple[float, float]:
+    """Returns the share of items that the browsers cost, of all slices together, and its standard error over the pairs."""
+    with_, without = [np.array([each[unit] for each in found[kind]]) for kind in ("open", "stopped")]
+    return float(1 - with_.sum() / without.sum()), float((with_ / without).std(ddof=1) / len(with_) ** 0.5)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=12)
-    options.add_argument("--seconds", type=float, default=5.0)
+    options.add_argument("--pairs", type=int, default=60)
+    options.add_argument("--seconds", type=float, default=4.0)
     options.add_argument("--page", default="overview")
     options.add_argument("--out", type=Path, default=OUT)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure(given.rounds, given.seconds, given.page, Path(scratch))
-    for kind in ("browsers", "requests"):
-        for number, unit in enumerate(("clock", "processor")):
-            pairs = zip(found[kind], found["alone"], strict=True)
-            ratios = [with_[number] / alone[number] for with_, alone in pairs]
-            found[f"{kind}_cost_by_{unit}"] = 1 - statistics.median(ratios)
-            spread = f"median of {len(ratios)} rounds, {min(ratios):.3f} to {max(ratios):.3f}"
-            print(f"{kind}, by the {unit}: {found[f'{kind}_cost_by_{unit}']:+.1%} ({spread})")
-    polls = BROWSERS * given.seconds / POLL_S
-    alone = statistics.median(each[0] for each in found["alone"])
-    print(f"alone {alone:,.0f} items/s; in each round of {given.seconds:g} s the pages asked")
-    print(f"{statistics.mean(found['asked']):.1f} times; {BROWSERS} of them, each {POLL_S:g} s, are {polls:.1f} polls")
+        found = measure(given.pairs, given.seconds, given.page, Path(scratch))
+    open_s = given.pairs * given.seconds
+    print(f"{given.page}: {np.mean([each[0] for each in found['stopped']]):,.0f} items/s without browsers")
+    drawing = found["drawing_processors"]
+    print(f"{BROWSERS} browsers asked {found['asked'] / open_s:.2f} times/s, and drew with {drawing:.2f} processors")
+    for unit, name in enumerate(("clock", "processor")):
+        found[f"cost_by_{name}"], error = cost(found, unit)
+        print(f"they cost, by the {name}: {found[f'cost_by_{name}']:+.2%} (standard error {error:.2%}, {given.pairs} pairs)")
     given.out.write_text(json.dumps(found) + "\n")
 
 
