@@ -51,7 +51,11 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a run takes. wall_s: seconds. kept_steps: of the last ones, those that stay stored. None: nothing is known of it."""
+    """What a run takes. None: nothing is known of it.
+
+    wall_s: seconds. kept_steps: of the last ones, those that stay stored. disk_bytes: of those. memory_bytes: of the service,
+    with a cache that answers the share `hit_rate` of uniform draws.
+    """
 
     steps: int
     steps_per_s: float
@@ -60,6 +64,7 @@ class Needs:
     disk_bytes: float | None
     disk_bytes_per_s: float | None
     memory_bytes: float | None
+    hit_rate: float
     cost: float | None
 
 
@@ -100,5 +105,5 @@ def needs_of(
         memory = _BASE_BYTES + index + hit_rate * kept * size.cached_bytes
     return Needs(
         steps=training.steps, steps_per_s=training.rate, wall_s=wall_s, kept_steps=kept, disk_bytes=disk, disk_bytes_per_s=rate,
-        memory_bytes=memory, cost=cost,
+        memory_bytes=memory, hit_rate=hit_rate, cost=cost,
     )  # fmt: skip

@@ -6,7 +6,11 @@ that what the actors wrote is there: all of it, once, and as they wrote it.
 """
 
 import importlib.util
+import os
+import shlex
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -106,7 +110,8 @@ class _Demo:
         for line in [*watch.summary(), *found]:
             self._print(line)
         self._print(f"wall time {time.monotonic() - self._started_at:.1f} s ({ended})")
-        self._print(f"run directory {self._run.path}")
+        self._print(f"run directory {self._run.path}; to look at what it stored:")
+        self._print(f"  {_command()} serve --data {shlex.quote(str(self._run.path / 'replay'))} --port 0 --admin-port 8080")
         if not listens or (failed is not None and not watch.solved):
             return self._fail(failed)
         return 0 if watch.solved and whole else 1
@@ -176,6 +181,14 @@ def verdict(found: "Audit", service: Service, children: Children) -> tuple[bool,
     lines = [f"the service was killed {service.kills} times{away}", *found.summary()]
     lines += [f"{len(complaints)} errors in the logs of {len(children)} processes", *complaints[:_COMPLAINTS]]
     return found.clean and not complaints, lines
+
+
+def _command() -> str:
+    """Returns the command line's program, as it can be typed from here."""
+    found = Path(sys.executable).parent / "replaysvc"
+    if shutil.which("replaysvc") or not found.exists():
+        return "replaysvc"
+    return shlex.quote(os.path.relpath(found))
 
 
 def _grid(figures: dict[str, str]) -> Grid:

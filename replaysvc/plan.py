@@ -53,7 +53,7 @@ def plan(
         if as_json:
             print(json.dumps(asdict(needs) | {"step": None if size is None else asdict(size)}))
         else:
-            _print(needs, size, hit_rate)
+            _print(needs, size)
 
 
 def _steps(name: str, millions: float) -> int:
@@ -100,7 +100,7 @@ def _of_table(table: Table) -> StepSize:
     )  # fmt: skip
 
 
-def _print(needs: Needs, size: StepSize | None, hit_rate: float) -> None:
+def _print(needs: Needs, size: StepSize | None) -> None:
     rows: list[tuple[str, Any]] = [
         ("steps", f"{needs.steps:,}"),
         ("throughput", f"{needs.steps_per_s:,.0f} steps/s"),
@@ -112,7 +112,7 @@ def _print(needs: Needs, size: StepSize | None, hit_rate: float) -> None:
             ("a step", f"{size.disk_bytes:,.1f} bytes on disk, {size.raw_bytes:,.0f} raw ({ratio:.1f}x)"),
             ("on disk", f"{_bytes(needs.disk_bytes)} for {needs.kept_steps:,} steps"),
             ("written", f"{_bytes(needs.disk_bytes_per_s or 0)}/s"),
-            ("memory", f"{_bytes(needs.memory_bytes)} for {hit_rate:.0%} of uniform draws"),
+            ("memory", f"{_bytes(needs.memory_bytes)}, with {needs.hit_rate:.0%} of uniform draws answered from it"),
         ]
     if needs.cost is not None:
         rows.append(("cost", f"{needs.cost:,.2f}"))

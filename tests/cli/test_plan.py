@@ -35,7 +35,8 @@ def test_environment_is_measured(replaysvc):
 def test_stored_table_is_measured(tmp_path, replaysvc):
     with package.open(tmp_path / "store") as replay:
         write_episodes(replay.create_table("t", SCALARS), [100] * 5)
-    told = json.loads(replaysvc("plan", "--steps", 2, "--store", "store", "--table", "t", "--json").stdout)
+    told = json.loads(replaysvc("plan", "--steps", 2, "--store", "store", "--table", "t", "--hit-rate", 0.5, "--json").stdout)
+    assert told["hit_rate"] == 0.5
     assert told["step"]["chunk_steps"] == 100
     assert told["disk_bytes"] == pytest.approx(told["step"]["disk_bytes"] * 2_000_000)
 

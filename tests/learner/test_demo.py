@@ -2,6 +2,8 @@
 
 import io
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +56,9 @@ def test_demo_out_of_time_is_resumed_and_solves_cartpole(tmp_path):
     ending = printed(console)[printed(console).index("evaluation return") :]
     for words in ("steps/s", "samples/s", "bytes on disk per step", "compression ratio", "wall time", str(path)):
         assert words in ending
+    looking = shlex.split(ending.splitlines()[-1])
+    assert looking[1:] == ["serve", "--data", str(path / "replay"), "--port", "0", "--admin-port", "8080"]
+    assert shutil.which(looking[0])
     with Metrics(RunDirectory(path)) as metrics:
         (last,) = metrics.last(Evaluation, 1)
     assert last["mean_return"] >= 475
