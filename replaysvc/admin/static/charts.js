@@ -1,4 +1,5 @@
-// Draws with Plotly, which is loaded when the first chart is shown, and changes charts in place.
+// Draws with Plotly, which is loaded when the first chart is shown, and changes charts in place. A chart that nobody can see is
+// drawn once, and again when it comes into view: to draw the five of the overview each time takes most of what a page costs.
 //
 // Only kinds that draw SVG are used: those of WebGL make code at run time, which the page's policy forbids. Plotly reads
 // texts as a kind of HTML with links; whatever comes from data goes through `plain`.
@@ -66,6 +67,9 @@ class Chart {
     node.append(this.plot);
     this.sizes = new ResizeObserver(() => this.resized());
     this.sizes.observe(node);
+    this.inView = true; // until we are told
+    this.views = new IntersectionObserver((entries) => this.moved(entries[entries.length - 1].isIntersecting));
+    this.views.observe(node);
     live.add(this);
     this.update(arg);
   }
@@ -76,7 +80,13 @@ class Chart {
     );
     this.arg = arg;
     if (same) this.moveHead();
+    else if (this.library && !this.inView) this.stale = true;
     else this.draw();
+  }
+
+  moved(inView) {
+    this.inView = inView;
+    if (inView && this.stale) this.draw();
   }
 
   async draw() {
@@ -140,6 +150,7 @@ class Chart {
   unmount() {
     live.delete(this);
     this.sizes.disconnect();
+    this.views.disconnect();
     this.library?.purge(this.plot);
   }
 }
@@ -153,6 +164,10 @@ const HOOK = {
 export function redraw() {
   for (const chart of live) chart.draw();
 }
+
+addEventListener("beforeprint", () => {
+  for (const chart of live) if (chart.stale) chart.draw();
+});
 
 // Returns a chart. build(colours) -> {traces, layout}; stamp: what it depends on, compared one by one; summary: the chart
 // in a sentence, for those who cannot see it; head: the step to mark; zooms: whether one can zoom in; onPoint: of a click.

@@ -23,7 +23,8 @@ export function overview(ctx) {
     title: "Overview",
     queries: () => [
       { key: "overview", path: "overview" },
-      { key: "history", path: path(["history"], { table, window: seconds }), every: seconds === 600 ? 1 : 5, keep: true },
+      // two seconds more are hardly a pixel of ten minutes, and charts are what costs
+      { key: "history", path: path(["history"], { table, window: seconds }), every: seconds === 600 ? 3 : 15, keep: true },
     ],
     view: () => {
       const history = ctx.got("history");

@@ -35,7 +35,7 @@ export function table(ctx) {
     },
     queries: () => [
       { key: "table", path: path(here) },
-      ...(tab === "state" ? [{ key: "history", path: path(["history"], { table: name, window: seconds }), every: seconds === 600 ? 1 : 5, keep: true }] : []),
+      ...(tab === "state" ? [{ key: "history", path: path(["history"], { table: name, window: seconds }), every: seconds === 600 ? 3 : 15, keep: true }] : []),
       ...(tab === "sampling" ? samplers.queries(ctx.got("table").data) : []),
       ...(tab === "columns" ? [{ key: "columns", path: path([...here, "columns"]), every: 15 }] : []),
     ],
