@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 import replaysvc
@@ -198,8 +199,15 @@ def tables(
         for row in rows:
             ratio = f"{row.raw_bytes / row.stored_bytes:.1f}x" if row.stored_bytes else "-"
             disk = f"{row.disk_bytes / 2**20:,.1f} MiB"
-            table.add_row(row.name, f"{row.steps:,}", f"{row.episodes:,}", disk, ratio, row.waiting_for or "ready")
+            table.add_row(row.name, f"{row.steps:,}", f"{row.episodes:,}", disk, ratio, _state(row))
         Console().print(table)
+
+
+def _state(row: TableStats) -> str:
+    if row.fault:
+        return escape(f"takes no steps: {row.fault}")
+    waits = (("sampling", row.waiting_for), ("writing", row.inserting_waits_for))
+    return escape("; ".join(f"{side} waits: {why}" for side, why in waits if why)) or "ready"
 
 
 @app.command()

@@ -20,6 +20,7 @@ import replaysvc
 from replaysvc.access import Access
 from replaysvc.activity import Activity
 from replaysvc.errors import InvalidRequestError
+from replaysvc.health import Health
 from replaysvc.logs import Recent
 from replaysvc.replay import Replay
 from replaysvc.rpc.limits import Memory, allowed_memory, most_memory, report_memory
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from replaysvc.admin.server import AdminServer
 
 log = logging.getLogger(__name__)
+
+_STOP_S = 5.0  # for a look under way
 
 
 def run_service(settings: Settings, *, system: System | None = None, recent: Recent | None = None) -> None:
@@ -101,20 +104,32 @@ def _opened(
     Server.probe(address)
     with _admin_socket(settings) as at:
         activity = Activity()
-        with Replay(data, settings.store(), system=system) as replay:
+        with Replay(data, settings.store(), system=system) as replay, _watched(replay, activity) as health:
             server = Server(
-                replay, address, access=access, tls=tls, limits=settings.limits(), activity=activity,
+                replay, address, access=access, tls=tls, limits=settings.limits(), activity=activity, health=health,
                 reflection=settings.reflection,
             )  # fmt: skip
+            health.status = lambda: server.status
             if at is None:
                 yield server, replay, None
                 return
-            admin = _admin(settings, data, at, replay, server, access, activity, tls, recent)
+            admin = _admin(settings, data, at, replay, health, server, access, activity, tls, recent)
             admin.start()
             try:
                 yield server, replay, admin
             finally:
                 admin.stop()  # before the store closes: afterwards every look would fail
+
+
+@contextmanager
+def _watched(replay: Replay, activity: Activity) -> Iterator[Health]:
+    """Gives what looks at a store all the time, whoever asks."""
+    health = Health(replay, activity)
+    health.watch.start()
+    try:
+        yield health
+    finally:
+        health.watch.stop(_STOP_S)
 
 
 def _in_brackets(host: str) -> str:
@@ -142,7 +157,7 @@ def _admin_socket(settings: Settings) -> Iterator[socket.socket | None]:
 
 
 def _admin(
-    settings: Settings, data: Path, at: socket.socket, replay: Replay, server: Server, access: Access | None,
+    settings: Settings, data: Path, at: socket.socket, replay: Replay, health: Health, server: Server, access: Access | None,
     activity: Activity, tls: TlsFiles | None, recent: Recent,
 ) -> "AdminServer":  # fmt: skip
     from replaysvc.admin.context import Admin
@@ -151,7 +166,8 @@ def _admin(
 
     memory = _memory(settings, server)
     admin = Admin(
-        replay=replay, access=access, activity=activity, metrics=Metrics(replay, activity, server.load, lambda: server.status),
+        replay=replay, health=health, access=access, activity=activity,
+        metrics=Metrics(replay, activity, server.load, lambda: server.status),
         status=lambda: server.status, address=server.address, data=os.fspath(data),
         version=replaysvc.__version__, names=settings.names,
         settings=settings.model_dump(mode="json"), limits=_limits(settings, memory), log_lines=recent.lines,

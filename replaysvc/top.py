@@ -6,6 +6,7 @@ Nothing that a store or service says is trusted to be fit for a terminal: names 
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +23,11 @@ from rich.text import Text
 from replaysvc.checks import check_number
 from replaysvc.cli import Json, Shown, Target, TlsCa, TlsCertificate, TlsKey, TokenFile, failures, opened
 from replaysvc.errors import UnavailableError, WaitTimeoutError
+from replaysvc.health.participants import STALE_RULE
 from replaysvc.interface import Replay
 from replaysvc.plan import app
-from replaysvc.views import LearnerView
-from replaysvc.watch import Actor, Frame, Reason, Row, framed, look
+from replaysvc.views import DiskOutlook, LearnerView, Reason, Verdict
+from replaysvc.watch import Actor, Frame, Row, asked_of, framed, look
 
 __all__ = ["app"]
 
@@ -34,12 +36,15 @@ _NAME_CELLS = 32  # of a terminal, which a name may take
 _LEAST_CELLS = 8  # of it, however narrow the terminal
 _SENTENCE_CELLS = 400
 _FILE_CELLS = 120  # of a line that goes to a file
-_STYLES = {"ok": "bold green", "warning": "bold yellow", "failing": "bold red"}
+_STYLES = {
+    "ok": "bold green", "warning": "bold yellow", "failing": "bold red", "draining": "bold yellow", "unknown": "bold",
+}  # fmt: skip
+_TROUBLE = {"lost": "yellow", "stale": "yellow", "waiting": "yellow"}  # states that stand out
 
 Cells = tuple[str | Text, ...]
 
 
-@app.command()
+@app.command(epilog=STALE_RULE)
 def top(
     target: Target,
     table: Annotated[str | None, typer.Option("--table", help="only this one")] = None,
@@ -53,6 +58,7 @@ def top(
 ) -> None:
     """Show what goes on in a service or store, until Ctrl-C; where there is no terminal, once."""
     with contextlib.suppress(KeyboardInterrupt), failures():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its cursor back
         check_number("interval", interval, 0.1, 3600, whole=False)
         with opened(target, Shown(token_file, tls_ca, tls_certificate, tls_key)) as replay:
             _show(_frames(replay, target, table, interval), once=once, as_json=as_json)
@@ -79,14 +85,15 @@ def _show(frames: Iterator[Frame], *, once: bool, as_json: bool) -> None:
 
 def _frames(replay: Replay, target: str, table: str | None, interval_s: float) -> Iterator[Frame]:
     """Yields a frame each interval, without end; where the service is gone, the last one again, which then says so."""
-    before, frame = None, None
+    before, frame, ask = None, None, asked_of(replay)
     while True:
         try:
-            now = look(replay, table)
+            now = look(replay, ask, table)
         except (UnavailableError, WaitTimeoutError) as error:
             if frame is None:
                 raise
-            frame = replace(frame, reasons=(Reason(level="failing", table=None, sentence=f"{error}; trying again"),))
+            gone = Reason(level="failing", table=None, sentence=f"{error}; trying again")
+            frame = replace(frame, verdict=Verdict(status="failing", reasons=(gone,)))
         else:
             frame, before = framed(target, before, now), now
         yield frame
@@ -95,27 +102,28 @@ def _frames(replay: Replay, target: str, table: str | None, interval_s: float) -
 
 def drawn(frame: Frame) -> Group:
     """Returns a frame as a terminal has it."""
-    steps, disk = sum(row.steps for row in frame.tables), sum(row.disk_bytes for row in frame.tables)
-    many = "" if len(frame.tables) == 1 else "s"
+    steps, many = sum(row.steps for row in frame.tables), "" if len(frame.tables) == 1 else "s"
+    status = "unknown" if frame.verdict is None else frame.verdict.status
     parts: list[Text | RichTable] = [
         Text.assemble(
             _plain(frame.target, 2 * _NAME_CELLS), time.strftime("  %H:%M:%S  ", time.localtime(frame.at_s)),
-            (frame.status, _STYLES[frame.status]),
-            f"  {len(frame.tables):,} table{many}, {steps:,} steps, {_size(disk)} on disk",
+            _plain(status, _NAME_CELLS, _STYLES.get(status, "")),
+            f"  {len(frame.tables):,} table{many}, {steps:,} steps, {_on_disk(frame)}",
         )
     ]  # fmt: skip
-    for reason in frame.reasons:
-        about = "" if reason.table is None else f"table {reason.table}: "
-        parts.append(_plain(f"{reason.level}: {about}{reason.sentence}", _SENTENCE_CELLS, _STYLES[reason.level]))
+    if frame.verdict is None:
+        parts.append(Text("this service is older, and does not say whether all is well"))
+    for reason in frame.verdict.reasons if frame.verdict is not None else ():
+        parts.append(_plain(f"{reason.level}: {reason.sentence}", _SENTENCE_CELLS, _STYLES.get(reason.level, "")))
     words = ["table"], ["steps", "steps/s", "items/s", "per insert", "cache", "on disk", "open", "state"]
     parts += _grid(words, [_table_cells(row) for row in frame.tables])
     for row in frame.tables:
         for side, sentence in (("sampling", row.sampling_waits_for), ("inserting", row.inserting_waits_for)):
             if sentence:
                 parts.append(_plain(f"{row.name}: {side} waits: {sentence}", _SENTENCE_CELLS))
-    words = ["actor", "table"], ["steps", "steps/s", "episodes", "open", "policy", "behind", "seen"]
+    words = ["actor", "table"], ["steps", "steps/s", "episodes", "open", "policy", "behind", "seen", "state"]
     parts += _grid(words, [_actor_cells(each) for each in frame.actors or ()], _SHOWN)
-    words = ["learner", "table", "sampler"], ["items", "items/s", "batches/s", "mean ms", "waits", "seen"]
+    words = ["learner", "table", "sampler"], ["items", "items/s", "batches/s", "mean ms", "waits", "seen", "state"]
     busiest = sorted(frame.learners or (), key=lambda each: (-each.items_per_s, each.last_seen_s))
     parts += _grid(words, [_learner_cells(each) for each in busiest], _SHOWN)
     return Group(*parts)
@@ -157,7 +165,7 @@ def _actor_cells(actor: Actor) -> Cells:
     behind = "-" if actor.staleness is None else f"{actor.staleness:,}"
     return (
         _plain(seen.name), _plain(actor.table), f"{seen.steps:,}", _rate(actor.steps_per_s), f"{seen.episodes:,}",
-        f"{seen.open_episodes:,}", policy, behind, _ago(seen.last_seen_s),
+        f"{seen.open_episodes:,}", policy, behind, _ago(seen.last_seen_s), _state(seen.state),
     )  # fmt: skip
 
 
@@ -165,7 +173,24 @@ def _learner_cells(seen: LearnerView) -> Cells:
     return (
         _plain(seen.name), _plain(seen.table), _plain(seen.sampler), f"{seen.items:,}", _rate(seen.items_per_s),
         _rate(seen.batches_per_s), f"{1000 * seen.mean_s:,.2f}", _share(seen.waited_share), _ago(seen.last_seen_s),
+        _state(seen.state),
     )  # fmt: skip
+
+
+def _state(state: str) -> Text:
+    return _plain(state or "-", _NAME_CELLS, _TROUBLE.get(state, ""))
+
+
+def _on_disk(frame: Frame) -> str:
+    """Returns what the tables take; and of their disk, how much is used and free, and until when that lasts."""
+    tables = f"{_size(sum(row.disk_bytes for row in frame.tables))} on disk"
+    return tables if frame.disk is None else f"{tables}, {_room(frame.disk)}"
+
+
+def _room(disk: DiskOutlook) -> str:
+    used = 1 - disk.view.free_bytes / max(1, disk.view.total_bytes)
+    left = "" if disk.days_left is None else f", full in about {disk.days_left:.2g} days"
+    return f"disk {used:.0%} used, {_size(disk.view.free_bytes)} free{left}"
 
 
 def _plain(text: str, most_cells: int = _NAME_CELLS, style: str = "") -> Text:

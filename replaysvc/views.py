@@ -97,7 +97,7 @@ class ColumnView:
 class ActorView:
     """An actor, as the process has seen it. steps, episodes: committed since it started. open_episodes: now. policy_version:
     the newest that it wrote with, -1 if it gave none. last_seen_s: seconds since it was last heard of, by a step or by a
-    sign of life."""
+    sign of life. state: "writing", "idle", "stale" or "lost", with a sentence on it, where a service tells; else ""."""
 
     name: str
     steps: int
@@ -106,6 +106,8 @@ class ActorView:
     sessions: int
     policy_version: int
     last_seen_s: float
+    state: str = ""
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +246,7 @@ class JobView:
 class LearnerView:
     """One who samples: a token's name, or a connection. items, batches: since it was first seen. waited_share: of the last
     minute, how much it waited for data or a limiter, 0 to 1. last_wait: why it last got nothing. rates are of the last
-    minute."""
+    minute. state: "sampling", "waiting" or "idle", with a sentence on it, where a service tells; else ""."""
 
     name: str
     table: str
@@ -257,6 +259,8 @@ class LearnerView:
     waited_share: float
     last_wait: str
     last_seen_s: float
+    state: str = ""
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,10 +277,41 @@ class CallCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why all is not well, and what to do. level: "failing", "warning" or "note": worth to know, and no fault. table: which it
+    is about, None: the whole service."""
+
+    level: str
+    table: str | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether all is well. status: "ok", "warning", "failing" or "draining": it is being stopped. reasons: the worst first."""
+
+    status: str
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskOutlook:
+    """How full the disk is, and when it will be. growth_bytes_per_day: as in the last hour, None in the first ten minutes.
+    days_left: None: never at that growth, or not known."""
+
+    view: DiskView
+    growth_bytes_per_day: float | None
+    days_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityView:
-    """Who writes and who samples. actors: by table, those that were heard of last, the newest first. learners: none where the
-    store is embedded, since nobody is told apart there. newest_policy_version: None if none is known."""
+    """Who writes and who samples, and whether all is well. actors: by table, those that were heard of last, the newest first.
+    newest_policy_version: None if none is known. Where the store is embedded nobody is told apart who samples, and nothing is
+    said of states, verdict and disk; nor by a service that is older than this."""
 
     actors: Mapping[str, tuple[ActorView, ...]]
     learners: tuple[LearnerView, ...]
     newest_policy_version: int | None
+    verdict: Verdict | None = None
+    disk: DiskOutlook | None = None

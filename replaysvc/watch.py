@@ -1,15 +1,17 @@
-"""What goes on in a store, as two looks at it tell: rates, and whether all is well. Any door will do."""
+"""What goes on in a store, as two looks at it tell: rates, who is there, and what the service says of it. Any door will do."""
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from replaysvc.errors import NotFoundError, ReplayError, UnavailableError, WaitTimeoutError
+from replaysvc.health import Health
 from replaysvc.interface import Replay
+from replaysvc.replay import Replay as OpenStore
 from replaysvc.types import TableStats
-from replaysvc.views import ActivityView, ActorView, LearnerView
+from replaysvc.views import ActivityView, ActorView, DiskOutlook, LearnerView, Verdict
 
 
 class Seen(NamedTuple):
@@ -60,32 +62,18 @@ class Actor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    """Why all is not well. level: "warning" or "failing". table: None if it is none's."""
-
-    level: str
-    table: str | None
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What is shown at once. at_s: seconds since 1970. actors, the busiest first, and learners: None where nobody tells of
-    them."""
+    """What is shown at once. at_s: seconds since 1970. actors, the busiest first, learners, verdict and disk: None where nobody
+    tells of them."""
 
     target: str
     at_s: float
-    reasons: tuple[Reason, ...]
+    verdict: Verdict | None
+    disk: DiskOutlook | None
     tables: tuple[Row, ...]
     actors: tuple[Actor, ...] | None
     learners: tuple[LearnerView, ...] | None
     newest_policy_version: int | None
-
-    @property
-    def status(self) -> str:
-        """Returns "ok", or the worst level of the reasons."""
-        levels = {reason.level for reason in self.reasons}
-        return next((level for level in ("failing", "warning") if level in levels), "ok")
 
     def asdict(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
@@ -95,25 +83,35 @@ class Frame:
         ]  # fmt: skip
         return {
             "target": self.target, "at_s": self.at_s,
-            "verdict": {"status": self.status, "reasons": [asdict(reason) for reason in self.reasons]},
+            "verdict": None if self.verdict is None else asdict(self.verdict),
+            "disk": None if self.disk is None else asdict(self.disk),
             "tables": [asdict(row) for row in self.tables], "actors": actors,
             "learners": None if self.learners is None else [asdict(each) for each in self.learners],
             "newest_policy_version": self.newest_policy_version,
         }  # fmt: skip
 
 
-def look(replay: Replay, table: str | None = None) -> Look:
+Ask = Callable[[str | None], ActivityView]
+
+
+def asked_of(replay: Replay) -> Ask:
+    """Returns what tells who is there, of one table or all. A service has its own verdict; of a store that is open here, where
+    nobody else can be, it is made here."""
+    return Health(replay).activity if isinstance(replay, OpenStore) else replay.activity
+
+
+def look(replay: Replay, ask: Ask, table: str | None = None) -> Look:
     """Returns what is to be seen now, of all tables or one. Raises ReplayError: NotFoundError only of the one asked for."""
     tables = {}
     for name in [table] if table is not None else replay.tables():
         with contextlib.suppress(*([] if table is not None else [NotFoundError])):  # one of many was deleted meanwhile
             tables[name] = Seen(replay.table(name).stats(), time.monotonic())
-    return Look(tables, _activity(replay), time.monotonic(), time.time())
+    return Look(tables, _activity(ask, table), time.monotonic(), time.time())
 
 
-def _activity(replay: Replay) -> ActivityView | None:
+def _activity(ask: Ask, table: str | None) -> ActivityView | None:
     try:
-        return replay.activity()
+        return ask(table)
     except (UnavailableError, WaitTimeoutError):
         raise
     except ReplayError:  # an older service does not know this question; it knows all others
@@ -123,14 +121,13 @@ def _activity(replay: Replay) -> ActivityView | None:
 def framed(target: str, before: Look | None, now: Look) -> Frame:
     """Returns what two looks make together; without a first one there are no rates."""
     earlier = {} if before is None else before.tables
-    newest, actors, learners = None, None, None
+    newest, actors, learners, verdict, disk = None, None, None, None, None
     if now.activity is not None:
-        newest = now.activity.newest_policy_version
+        newest, verdict, disk = now.activity.newest_policy_version, now.activity.verdict, now.activity.disk
         actors = tuple(sorted(_actors(before, now, now.activity), key=_busiest))
         learners = tuple(each for each in now.activity.learners if each.table in now.tables)
     return Frame(
-        target=target, at_s=now.at_s,
-        reasons=tuple(reason for _, seen in sorted(now.tables.items()) for reason in _reasons(seen.stats)),
+        target=target, at_s=now.at_s, verdict=verdict, disk=disk,
         tables=tuple(_row(earlier.get(name), seen) for name, seen in sorted(now.tables.items())),
         actors=actors, learners=learners, newest_policy_version=newest,
     )  # fmt: skip
@@ -157,18 +154,6 @@ def _row(before: Seen | None, now: Seen) -> Row:
 
 def _rate(count: int | None, seconds: float) -> float | None:
     return count / seconds if count is not None and count >= 0 and seconds > 0 else None
-
-
-def _reasons(stats: TableStats) -> Iterator[Reason]:
-    if stats.fault:
-        yield Reason(level="failing", table=stats.name, sentence=f"takes no appends: {stats.fault}")
-    for count, what in (
-        (stats.quarantined_chunks, "damaged chunks are set aside"),
-        (stats.quarantined_segments, "damaged segments are set aside"),
-        (stats.lost_segments, "places in its chain of segments where some are gone"),
-    ):
-        if count:
-            yield Reason(level="warning", table=stats.name, sentence=f"{count:,} {what}")
 
 
 def _actors(before: Look | None, now: Look, activity: ActivityView) -> Iterator[Actor]:

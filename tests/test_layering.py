@@ -21,7 +21,7 @@ FLOORS = (
     ("storage", "maintenance", "ring", "cache"),
     ("index", "sampling", "table"),
     ("embedded_sink", "jobs", "embedded_table", "keeper", "replay"),
-    ("access", "activity", "rpc", "metrics", "admin"),
+    ("access", "activity", "health", "rpc", "metrics", "admin"),
     ("settings", "logs", "serving", "demo", "cli", "operate", "look", "plan", "watch", "top", "__main__"),
 )  # fmt: skip
 """Modules and folders of replaysvc, the lowest first. Within a floor each imports only those that stand before it."""

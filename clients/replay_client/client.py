@@ -19,7 +19,7 @@ from replaysvc.errors import AlreadyExistsError, NotFoundError, SpecMismatchErro
 from replaysvc.spec import Signature
 from replaysvc.types import Params
 from replaysvc.v1 import replay_pb2 as pb
-from replaysvc.views import ActivityView, ActorView, LearnerView
+from replaysvc.views import ActivityView, ActorView, DiskOutlook, DiskView, LearnerView, Reason, Verdict
 
 _PIECE_BYTES = 1 << 20
 _SNAPSHOT_TIMEOUT_S = 3600.0  # it copies all that is stored
@@ -127,7 +127,8 @@ class Client:
         return Params(pieces[0].version, b"".join(message.piece for message in pieces))
 
     def activity(self, table: str | None = None) -> ActivityView:
-        """Returns who writes and who samples, in all tables or one, as far as the service has seen since it was started.
+        """Returns who writes and who samples, in all tables or one, as far as the service has seen since it was started; and
+        whether all is well.
 
         Of the actors, at most 1,000: those that were heard of last.
 
@@ -142,7 +143,8 @@ class Client:
         learners = tuple(_known(LearnerView, each) for each in told["learners"])
         return ActivityView(
             actors={name: tuple(seen) for name, seen in actors.items()}, learners=learners,
-            newest_policy_version=told["newest_policy_version"],
+            newest_policy_version=told["newest_policy_version"], verdict=_verdict(told.get("verdict")),
+            disk=_outlook(told.get("disk")),
         )  # fmt: skip
 
     def snapshot(self, path: str) -> None:
@@ -212,6 +214,16 @@ class Client:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _verdict(told: dict[str, Any] | None) -> Verdict | None:
+    if told is None:
+        return None
+    return Verdict(status=told["status"], reasons=tuple(_known(Reason, each) for each in told["reasons"]))
+
+
+def _outlook(told: dict[str, Any] | None) -> DiskOutlook | None:
+    return None if told is None else _known(DiskOutlook, told | {"view": _known(DiskView, told["view"])})
 
 
 def _known(view: Any, told: dict[str, Any]) -> Any:

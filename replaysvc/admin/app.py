@@ -17,7 +17,6 @@ from replaysvc.admin.context import Admin
 from replaysvc.admin.guard import Guard
 from replaysvc.admin.pages import Looks, add_episode_pages, add_pages
 from replaysvc.admin.probes import add_open_pages
-from replaysvc.admin.watch import Watch
 from replaysvc.checks import shown
 from replaysvc.errors import ReplayError
 
@@ -27,7 +26,7 @@ _NAMES = {400: "InvalidRequestError", 404: "NotFoundError", 405: "InvalidRequest
 _SENTENCES = {404: "there is no such page", 405: "method: expected another one for this page"}
 
 
-def make_app(admin: Admin, watch: Watch, assets: Assets | None = None) -> FastAPI:
+def make_app(admin: Admin, assets: Assets | None = None) -> FastAPI:
     """Returns the application without its guard, all of its routes in it."""
     app = FastAPI(
         title="replaysvc", version=admin.version, docs_url=None, redoc_url=None, openapi_url=None,
@@ -35,7 +34,7 @@ def make_app(admin: Admin, watch: Watch, assets: Assets | None = None) -> FastAP
         redirect_slashes=False, dependencies=[Depends(Door(admin.access).admit)],
     )  # fmt: skip
     add_open_pages(app, admin, assets or Assets())
-    looks = Looks(admin, watch)
+    looks = Looks(admin)
     add_pages(app, looks)
     add_episode_pages(app, looks)
     add_actions(app, admin)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from replaysvc.access import Access
 from replaysvc.activity import Activity
+from replaysvc.health import Health
 from replaysvc.replay import Replay
 
 
@@ -21,13 +22,14 @@ class Metrics(Protocol):
 class Admin:
     """One admin door.
 
-    access: knows the tokens; None: everyone may do everything. status: of the gRPC door, "starting", "serving" or "draining".
-    address: of that door. data: the store's directory. version: of replaysvc. names: host names that browsers may call
-    besides localhost and IP addresses. settings, limits: plain values, to be shown. log_lines: the last lines of the
-    log. wall, monotonic: clocks.
+    health: whose looks go on as long as the door is open. access: knows the tokens; None: everyone may do everything. status:
+    of the gRPC door, "starting", "serving" or "draining". address: of that door. data: the store's directory. version: of
+    replaysvc. names: host names that browsers may call besides localhost and IP addresses. settings, limits: plain values, to
+    be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
     """
 
     replay: Replay
+    health: Health
     access: Access | None
     activity: Activity
     metrics: Metrics

@@ -7,7 +7,6 @@ from typing import Any
 
 from replaysvc.admin.context import Admin
 from replaysvc.admin.overview import disk_of
-from replaysvc.admin.watch import Watch
 from replaysvc.errors import NotFoundError
 from replaysvc.histogram import quantile
 from replaysvc.views import HistogramView, TableStorage
@@ -23,7 +22,7 @@ _SHOWN = frozenset({
 _PACKAGES = ("numpy", "zstandard", "xxhash", "lmdb", "grpcio", "protobuf", "fastapi", "starlette", "uvicorn", "h11", "plotly")
 
 
-def storage_of(admin: Admin, watch: Watch) -> dict[str, Any]:
+def storage_of(admin: Admin) -> dict[str, Any]:
     """Returns how all tables lie on disk, and what is done for their safety."""
     replay, tables = admin.replay, []
     for name in replay.tables():
@@ -32,7 +31,7 @@ def storage_of(admin: Admin, watch: Watch) -> dict[str, Any]:
         except NotFoundError:  # deleted meanwhile
             continue
     return {
-        "disk": disk_of(replay.disk(), watch), "tables": tables, "scrub": asdict(replay.scrub()),
+        "disk": disk_of(admin.health.disk()), "tables": tables, "scrub": asdict(replay.scrub()),
         "snapshots": [asdict(snapshot) for snapshot in replay.snapshots()], "snapshot_dir": replay.config.snapshot_dir,
         "quarantined_tables": replay.quarantined_tables,
     }  # fmt: skip

@@ -12,12 +12,10 @@ from fastapi.responses import Response
 from replaysvc.access import PAGES, Role
 from replaysvc.admin import episodes, frames, housekeeping, tables
 from replaysvc.admin.answers import encoded, json_answer
-from replaysvc.admin.cached import Cached
 from replaysvc.admin.caller import caller_of
 from replaysvc.admin.context import Admin
 from replaysvc.admin.overview import overview_of
 from replaysvc.admin.participants import actors_of, learners_of
-from replaysvc.admin.watch import Watch
 from replaysvc.errors import NotFoundError
 from replaysvc.requests import EpisodeFilter
 
@@ -40,9 +38,8 @@ Version = Annotated[int | None, Query(description="version of the policy", ge=-1
 class Looks:
     """What several pages share, each part made once a second at most."""
 
-    def __init__(self, admin: Admin, watch: Watch) -> None:
-        self.admin, self.watch, self.started_at_s = admin, watch, admin.wall()
-        self.cached = Cached(admin.monotonic)
+    def __init__(self, admin: Admin) -> None:
+        self.admin, self.started_at_s, self.cached = admin, admin.wall(), admin.health.cached
 
     def answer(self, key: Hashable, make: Callable[[], Any], good_s: float = 1.0) -> Response:
         """Returns what `make` gives as an answer."""
@@ -51,11 +48,7 @@ class Looks:
 
     def tables(self) -> list[tables.Told]:
         """Returns all tables."""
-        return self.cached.get("tables", lambda: tables.told_tables(self.admin, self.watch))
-
-    def actors(self) -> dict[str, Any]:
-        """Returns the actors of all tables."""
-        return self.cached.get("actors", lambda: actors_of(self.admin, self.watch))
+        return self.cached.get("tables", lambda: tables.told_tables(self.admin))
 
     def columns(self, table: str) -> list[dict[str, Any]]:
         """Returns the bytes of a table's columns. Raises NotFoundError."""
@@ -71,12 +64,12 @@ class Looks:
                 continue
             if len(columns) >= _MOST_COLUMNS:
                 break
-        return overview_of(self.admin, self.watch, self.started_at_s, told, columns[:_MOST_COLUMNS], self.actors())
+        return overview_of(self.admin, self.started_at_s, told, columns[:_MOST_COLUMNS])
 
 
 def add_pages(app: FastAPI, looks: Looks) -> None:
     """Adds the routes of the service as a whole, and those of tables."""
-    admin, watch = looks.admin, looks.watch
+    admin, watch = looks.admin, looks.admin.health.watch
 
     @app.get(f"{API}/session", name="session", summary="Who I am, and what I may do", tags=["service"])
     async def session(request: Request) -> Response:
@@ -106,7 +99,7 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
 
     @app.get(f"{API}/tables/{{table}}", name="table", summary="All that a table tells of itself", tags=["tables"])
     def one_table(table: TableName) -> Response:
-        return looks.answer(("table", table), lambda: tables.table_of(admin, watch, table))
+        return looks.answer(("table", table), lambda: tables.table_of(admin, table))
 
     @app.get(f"{API}/tables/{{table}}/ages", name="ages", summary="Ages of stored and sampled steps", tags=["tables"])
     def ages(table: TableName) -> Response:
@@ -125,7 +118,7 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
 
     @app.get(f"{API}/actors", name="actors", summary="Who writes", tags=["participants"])
     def actors() -> Response:
-        return looks.answer("actors", looks.actors)
+        return looks.answer("actors", lambda: actors_of(admin))
 
     @app.get(f"{API}/learners", name="learners", summary="Who samples", tags=["participants"])
     def learners() -> Response:
@@ -133,7 +126,7 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
 
     @app.get(f"{API}/storage", name="storage", summary="How the store lies on disk", tags=["service"])
     def storage() -> Response:
-        return looks.answer("storage", lambda: housekeeping.storage_of(admin, watch), 5.0)
+        return looks.answer("storage", lambda: housekeeping.storage_of(admin), 5.0)
 
     @app.get(f"{API}/jobs", name="jobs", summary="Long pieces of work", tags=["service"])
     def jobs() -> Response:

@@ -15,7 +15,6 @@ from replaysvc.admin.app import guarded, make_app
 from replaysvc.admin.connection import Connection
 from replaysvc.admin.context import Admin
 from replaysvc.admin.guard import HEAD_BYTES
-from replaysvc.admin.watch import Watch
 from replaysvc.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -66,8 +65,9 @@ class AdminServer:
         self._socket = at
         self.port = int(at.getsockname()[1])
         self.url = f"{'http' if tls is None else 'https'}://{host}:{self.port}/"
-        self._watch = Watch(admin, tls.refresh if tls is not None else lambda: None)
-        self.app = make_app(admin, self._watch)
+        if tls is not None:
+            admin.health.watch.also.append(tls.refresh)
+        self.app = make_app(admin)
         context = tls.context if tls is not None else None
         _library_log.setLevel(logging.ERROR)  # of bad requests it would warn as often as they come
         self._server = uvicorn.Server(
@@ -88,7 +88,6 @@ class AdminServer:
 
     def start(self) -> None:
         """Begins to serve. Raises UnavailableError: the thread ended, see the log."""
-        self._watch.start()
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:
@@ -106,7 +105,6 @@ class AdminServer:
             self._thread.join(_STOP_S)
             if self._thread.is_alive():
                 log.warning("admin door: a request did not end within %g s, and is left behind", _STOP_S)
-        self._watch.stop(_STOP_S)
         self._socket.close()
 
     def _run(self) -> None:

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replaysvc.admin.context import Admin
-from replaysvc.admin.watch import Watch
 from replaysvc.chunk_steps import choose_chunk_steps
 from replaysvc.errors import NotFoundError
+from replaysvc.health.verdict import SeenTable
 from replaysvc.table import Table
 from replaysvc.types import Array, TableStats
 from replaysvc.views import ColumnView, HistogramView, TableCounts
 
-MOST_ROWS = 1000
 _BINS = 40
 _DAMAGE = ("quarantined_chunks", "quarantined_segments", "lost_segments")
 
@@ -31,26 +30,18 @@ class Told(NamedTuple):
     row: dict[str, Any]
 
 
-def told_tables(admin: Admin, watch: Watch) -> list[Told]:
+def told_tables(admin: Admin) -> list[Told]:
     """Returns all tables, in the order of names."""
-    found = []
-    for name in admin.replay.tables()[:MOST_ROWS]:
-        try:
-            table = admin.replay.engine(name)
-            stats, counts = table.stats(), table.counted()
-        except NotFoundError:  # deleted meanwhile
-            continue
-        found.append(Told(stats, counts, _row(stats, counts, watch)))
-    return found
+    return [Told(seen.stats, seen.counts, _row(seen)) for seen in admin.health.tables()]
 
 
-def _row(stats: TableStats, counts: TableCounts, watch: Watch) -> dict[str, Any]:
-    rates, limiter = watch.rates(stats.name), stats.limiter
+def _row(seen: SeenTable) -> dict[str, Any]:
+    stats, counts, limiter = seen.stats, seen.counts, seen.stats.limiter
     return {
         "name": stats.name, "steps": stats.steps, "episodes": stats.episodes, "open_episodes": stats.open_episodes,
         "disk_bytes": stats.disk_bytes, "stored_bytes": stats.stored_bytes, "raw_bytes": stats.raw_bytes,
-        "ratio": share(stats.raw_bytes, stats.stored_bytes), "steps_in_per_s": rates["steps_in_per_s"],
-        "items_out_per_s": rates["items_out_per_s"], "samples_per_insert": share(limiter["sampled"], limiter["inserted"]),
+        "ratio": share(stats.raw_bytes, stats.stored_bytes), "steps_in_per_s": seen.steps_in_per_s,
+        "items_out_per_s": seen.items_out_per_s, "samples_per_insert": share(limiter["sampled"], limiter["inserted"]),
         "samples_per_insert_target": limiter["samples_per_insert"],
         "cache_hit_share": share(stats.cache_hits_total, stats.sampled_items_total), "ready": stats.ready,
         "sampling_waits_for": stats.waiting_for, "inserting_waits_for": counts.inserting_waits_for,
@@ -58,11 +49,11 @@ def _row(stats: TableStats, counts: TableCounts, watch: Watch) -> dict[str, Any]
     } | {name: getattr(stats, name) for name in _DAMAGE}  # fmt: skip
 
 
-def table_of(admin: Admin, watch: Watch, name: str) -> dict[str, Any]:
+def table_of(admin: Admin, name: str) -> dict[str, Any]:
     """Returns all that a table tells of itself. Raises NotFoundError."""
     table = admin.replay.engine(name)
-    stats, counts, config = table.stats(), table.counted(), table.config
-    row = _row(stats, counts, watch)
+    stats, counts, config, rates = table.stats(), table.counted(), table.config, admin.health.watch.rates(name)
+    row = _row(SeenTable(stats, counts, rates["steps_in_per_s"], rates["items_out_per_s"]))
     limiter = {key: config.limiter.to_json()[key] for key in ("min_steps", "samples_per_insert", "error_buffer")}
     return row | {
         "uuid": table.uuid, "config": config.to_json(), "signature": table.signature.to_json(),

@@ -250,8 +250,11 @@ def capacity_of(request: pb.SetCapacityRequest) -> dict[str, int | None]:
 def activity_json(view: ActivityView) -> str:
     """Returns the JSON of who writes and who samples, as `ActivityResponse` says."""
     actors = [{"table": table} | asdict(seen) for table, all_seen in view.actors.items() for seen in all_seen]
-    learners = [asdict(seen) for seen in view.learners]
-    return json.dumps({"actors": actors, "learners": learners, "newest_policy_version": view.newest_policy_version})
+    return json.dumps({
+        "actors": actors, "learners": [asdict(seen) for seen in view.learners],
+        "newest_policy_version": view.newest_policy_version, "verdict": None if view.verdict is None else asdict(view.verdict),
+        "disk": None if view.disk is None else asdict(view.disk),
+    })  # fmt: skip
 
 
 def episode_message(record: EpisodeRecord) -> pb.Episode:

@@ -14,6 +14,7 @@ from replaysvc.access import Access
 from replaysvc.activity import Activity
 from replaysvc.config import MAX_MESSAGE_BYTES
 from replaysvc.errors import ConfigurationError, UnavailableError
+from replaysvc.health import Health
 from replaysvc.replay import Replay
 from replaysvc.rpc.admission import Admission
 from replaysvc.rpc.auth import AuthInterceptor
@@ -54,12 +55,14 @@ class Server:
 
     def __init__(
         self, replay: Replay, address: str, *, access: Access | None = None, tls: TlsFiles | None = None,
-        limits: Limits | None = None, activity: Activity | None = None, reflection: bool = False,
+        limits: Limits | None = None, activity: Activity | None = None, health: Health | None = None,
+        reflection: bool = False,
     ) -> None:  # fmt: skip
         """Binds `address` (host:port, port 0 for any free one).
 
         `access` knows the tokens of callers; without it, and without a client CA in `tls`, everyone may do everything.
-        `activity` counts the calls. `reflection`: tells tools what methods there are; with tokens, those who may look.
+        `activity` counts the calls. `health` is told to who asks; without one the server makes its own, of the same `activity`.
+        `reflection`: tells tools what methods there are; with tokens, those who may look.
 
         Raises:
           UnavailableError: the address is in use or not of this machine. InvalidRequestError: `tls` names unusable files.
@@ -83,7 +86,8 @@ class Server:
         self._server = grpc.server(
             self._spare, interceptors=interceptors, options=options, maximum_concurrent_rpcs=PENDING_CALLS
         )
-        servicer = ReplayServicer(replay, limits, self._shared, activity)
+        self._health, self._looks = health or Health(replay, activity), health is None
+        servicer = ReplayServicer(replay, limits, self._shared, activity, self._health)
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString
         frame: Any = grpc.unary_unary_rpc_method_handler(servicer.sample_frame, request_deserializer=read)
@@ -93,8 +97,8 @@ class Server:
         self._reflection = Reflection((SERVICE, HEALTH), self._admission.watch, activity) if reflection else None
         if self._reflection is not None:
             self._server.add_generic_rpc_handlers((self._reflection.handlers,))
-        self._health = Health(lambda: replay.fault)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._probed = HealthService(lambda: replay.fault)
+        health_pb2_grpc.add_HealthServicer_to_server(self._probed, self._server)
         self.port = 0
         with contextlib.suppress(RuntimeError):  # how grpc says that it cannot bind
             self.port = (
@@ -136,6 +140,8 @@ class Server:
 
     def start(self) -> None:
         """Begins to serve."""
+        if self._looks:
+            self._health.watch.start()
         self._server.start()
         self._status = "serving"
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
@@ -145,6 +151,8 @@ class Server:
         self._status = "draining"
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self._server.stop(grace_s).wait()
+        if self._looks:
+            self._health.watch.stop(grace_s)
         self._shared.close()
         self._admission.watch.close()
         self._calls.close()
@@ -153,7 +161,7 @@ class Server:
         self._spare.shutdown(wait=False)
 
     def _set_health(self, status: Any) -> None:
-        self._health.status = status
+        self._probed.status = status
 
 
 def check_protobuf() -> None:
@@ -169,7 +177,7 @@ def check_protobuf() -> None:
         )
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
+class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library has no types
     """The standard health service, without `Watch`.
 
     The library's own servicer can deadlock its server when a watcher leaves while the status changes, which is what happens

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from replaysvc.errors import (
     SpecMismatchError,
     UnavailableError,
 )
+from replaysvc.health import Health
 from replaysvc.jobs import asked_by
 from replaysvc.replay import Replay
 from replaysvc.rpc import convert
@@ -53,8 +54,9 @@ _TRANSFER_S = 300.0  # longest that one streamed call may take: a peer that stop
 class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
     """Serves one store. Each call holds a worker of its kind; waiting ones are fewer, so that others always find one."""
 
-    def __init__(self, replay: Replay, limits: Limits, shared: SharedMemory, activity: Activity) -> None:
-        self._replay, self._limits, self._shared, self._activity = replay, limits, shared, activity
+    def __init__(self, replay: Replay, limits: Limits, shared: SharedMemory, activity: Activity, health: Health) -> None:
+        self._replay, self._limits, self._shared = replay, limits, shared
+        self._activity, self._health = activity, health
         workers = limits.workers
         self._waiting_appends = threading.BoundedSemaphore(limits.max_workers // 8)
         self._waiting = threading.BoundedSemaphore(max(1, workers["sample"] // 2))
@@ -183,9 +185,7 @@ class ReplayServicer(replay_pb2_grpc.ReplayServiceServicer):
 
     def Activity(self, request: pb.ActivityRequest, context: Any) -> pb.ActivityResponse:
         current().hold_answer(ANSWER_COPIES * _ACTIVITY_BYTES)
-        view = self._replay.activity(request.table or None)
-        learners = tuple(each for each in self._activity.learners() if request.table in ("", each.table))
-        return pb.ActivityResponse(activity_json=convert.activity_json(replace(view, learners=learners)))
+        return pb.ActivityResponse(activity_json=convert.activity_json(self._health.activity(request.table or None)))
 
     def ListEpisodes(self, request: pb.ListEpisodesRequest, context: Any) -> pb.ListEpisodesResponse:
         before = request.before_id if request.HasField("before_id") else None

@@ -6,6 +6,7 @@ from replaysvc.access import Access, Role, append_token, new_token
 from replaysvc.activity import Activity
 from replaysvc.admin.context import Admin
 from replaysvc.admin.server import AdminServer, bind
+from replaysvc.health import Health
 from tests.admin.browser import Browser
 
 METRICS = b"replaysvc_up 1\n"
@@ -21,21 +22,25 @@ class PlainMetrics:
 @pytest.fixture
 def open_door(replay):
     """Opens admin doors, with the parts that are given; all are closed at the end."""
-    servers = []
+    opened = []
 
     def start(**parts) -> AdminServer:
         given = {
             "replay": replay, "access": None, "activity": Activity(), "metrics": PlainMetrics(), "status": lambda: "serving",
             "address": "127.0.0.1:7777", "data": "store", "version": "1.2.3",
         } | parts  # fmt: skip
-        server = AdminServer(Admin(**given), bind("127.0.0.1", 0))
+        health = Health(given["replay"], given["activity"])
+        health.status = given["status"]
+        health.watch.start()
+        server = AdminServer(Admin(health=health, **given), bind("127.0.0.1", 0))
+        opened.append((server, health))
         server.start()
-        servers.append(server)
         return server
 
     yield start
-    for server in servers:
+    for server, health in opened:
         server.stop()
+        health.watch.stop(5.0)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def stuck(monkeypatch):
     """Makes looks at tables wait; gives what lets them go on, which happens at the end anyway."""
     go_on, begun = threading.Event(), threading.Semaphore(0)
 
-    def look(admin, watch, name):
+    def look(admin, name):
         begun.release()
         go_on.wait(60)
         return {"name": name}

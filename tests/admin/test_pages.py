@@ -11,6 +11,7 @@ from replaysvc.views import CallCounts, HistogramView
 from tests.admin.browser import Browser
 from tests.admin.conftest import METRICS
 from tests.builders import make_table, write_episode
+from tests.waiting import wait_until
 
 NASTY = "<img src=x onerror=alert(1)>\"'&\u202e"
 
@@ -355,3 +356,24 @@ def test_table_that_is_deleted_meanwhile_is_left_out(browser, replay, table, mon
         assert answer.status == 200, (path, answer.body)
         assert "gone" not in [row.get("name") for row in answer.json[key]]
     assert make.name == "gone"
+
+
+def test_history_grows_while_the_door_is_open(open_door, monkeypatch):
+    monkeypatch.setattr("replaysvc.health.watch.FINE_S", 0.05)
+    monkeypatch.setattr("replaysvc.health.history.FINE_S", 0.01)
+    browser = Browser(open_door().port)
+    wait_until(lambda: len(browser.get("/api/v1/history").json["at_s"]) > 2)
+
+
+def test_file_system_that_cannot_be_asked_fails_no_page(browser, replay, monkeypatch):
+    def fail(self):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(type(replay), "disk", fail)
+    told = browser.get("/api/v1/overview").json
+    assert (told["disk"], told["totals"]["disk_bytes"], told["verdict"]["status"]) == (None, None, "warning")
+    assert browser.get("/api/v1/storage").json["disk"] is None
+
+
+def test_actors_are_told_with_the_rule_of_staleness(browser):
+    assert "versions behind the newest" in browser.get("/api/v1/actors").json["stale_rule"]

@@ -9,7 +9,7 @@ from replaysvc.access import OPEN_PAGES, PAGES, Role
 from replaysvc.activity import Activity
 from replaysvc.admin.app import make_app
 from replaysvc.admin.context import Admin
-from replaysvc.admin.watch import Watch
+from replaysvc.health import Health
 from tests.admin.browser import Browser
 from tests.builders import make_table
 
@@ -33,8 +33,8 @@ PATHS = {"table": "t", "sampler": "uniform", "episode_id": "0", "name:path": "ap
 @pytest.fixture
 def app(replay):
     given = {"access": None, "activity": Activity(), "metrics": None, "status": lambda: "serving", "address": "", "data": ""}
-    admin = Admin(replay=replay, version="1.2.3", **given)
-    return make_app(admin, Watch(admin))
+    admin = Admin(replay=replay, health=Health(replay), version="1.2.3", **given)
+    return make_app(admin)
 
 
 def routes_of(app):

@@ -43,7 +43,7 @@ def test_tables_for_people_show_steps_and_what_is_waited_for(service, replaysvc)
     assert done.returncode == 0
     assert "1,203" in rows[0]
     assert "ready" in rows[0]
-    assert "0 of 10 steps" in done.stdout
+    assert "sampling waits: 0 of 10 steps" in done.stdout
     done = replaysvc("stats", service.address, "short")
     assert done.returncode == 0
     assert ["steps", "1,203"] in [line.replace("│", " ").split() for line in done.stdout.splitlines()]

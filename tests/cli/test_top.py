@@ -21,7 +21,7 @@ from replaysvc.replay import Replay
 from replaysvc.rpc.calls import CallInterceptor
 from replaysvc.rpc.server import Server
 from replaysvc.top import drawn
-from replaysvc.views import ActivityView, ActorView, LearnerView
+from replaysvc.views import ActivityView, ActorView, DiskOutlook, DiskView, LearnerView, Reason, Verdict
 from replaysvc.watch import Look, Seen, framed, look
 from tests.builders import SCALARS, make_table, write_episodes
 from tests.processes import ServiceProcess
@@ -31,17 +31,25 @@ QUIET = {"open_episodes": 0, "sessions": 1, "episodes": 2}
 IDLE = {"batches": 1, "mean_s": 0.0025, "waited_share": 0.25, "last_wait": "", "last_seen_s": 1.0}
 
 
-def actor(name, steps, *, policy_version=-1, last_seen_s=1.0):
-    return ActorView(name=name, steps=steps, policy_version=policy_version, last_seen_s=last_seen_s, **QUIET)
+MIB = 1 << 20
+
+
+def actor(name, steps, *, policy_version=-1, last_seen_s=1.0, state="writing"):
+    return ActorView(name=name, steps=steps, policy_version=policy_version, last_seen_s=last_seen_s, state=state, **QUIET)
 
 
 def learner(name, *, table="t", items_per_s=10.0):
     return LearnerView(name=name, table=table, sampler="uniform", items=100, items_per_s=items_per_s, batches_per_s=2.0, **IDLE)
 
 
-def seen(stats, at_s, *, actors=(), learners=(), newest=None):
+def seen(stats, at_s, *, actors=(), learners=(), newest=None, reasons=(), status="ok", days_left=None):
     """Returns a look at one table, at `at_s`."""
-    told = ActivityView(actors={"t": tuple(actors)}, learners=tuple(learners), newest_policy_version=newest)
+    view = DiskView(used_bytes=1, free_bytes=300 * MIB, total_bytes=1200 * MIB, reserve_bytes=0, refuses=False)
+    told = ActivityView(
+        actors={"t": tuple(actors)}, learners=tuple(learners), newest_policy_version=newest,
+        verdict=Verdict(status=status, reasons=tuple(reasons)),
+        disk=DiskOutlook(view=view, growth_bytes_per_day=None, days_left=days_left),
+    )  # fmt: skip
     return Look({"t": Seen(stats, at_s)}, told, at_s, 1_700_000_000.0 + at_s)
 
 
@@ -74,13 +82,36 @@ def test_first_look_has_no_rates_nor_has_one_at_counters_that_began_anew(stats):
     assert framed("x", seen(stats, 1.0), seen(stats, 2.0)).tables[0].steps_in_per_s == 0.0
 
 
-def test_worst_of_the_reasons_is_the_verdict(stats):
-    assert framed("x", None, seen(stats, 1.0)).status == "ok"
-    damaged = framed("x", None, seen(replace(stats, quarantined_chunks=2), 1.0))
-    assert (damaged.status, [reason.sentence for reason in damaged.reasons]) == ("warning", ["2 damaged chunks are set aside"])
-    failing = framed("x", None, seen(replace(stats, fault="the disk is gone", lost_segments=1), 1.0))
-    assert failing.status == "failing"
-    assert "failing: table t: takes no appends: the disk is gone" in printed(failing)
+def test_verdict_of_the_service_is_shown_with_its_reasons(stats):
+    assert "  ok  1 table" in printed(framed("x", None, seen(stats, 1.0))).replace("\x1b[1;32mok\x1b[0m", "ok")
+    reasons = (
+        Reason(level="failing", table="t", sentence="table t: it takes no more steps"),
+        Reason(level="note", table=None, sentence="learner l: it waits 90% of the time"),
+    )
+    frame = framed("x", None, seen(stats, 1.0, status="failing", reasons=reasons))
+    for words in ("failing", "failing: table t: it takes no more steps", "note: learner l: it waits 90% of the time"):
+        assert words in printed(frame)
+    assert json.loads(json.dumps(frame.asdict()))["verdict"] == {
+        "status": "failing",
+        "reasons": [
+            {"level": "failing", "table": "t", "sentence": "table t: it takes no more steps"},
+            {"level": "note", "table": None, "sentence": "learner l: it waits 90% of the time"},
+        ],
+    }  # fmt: skip
+
+
+def test_disk_is_told_with_its_share_and_what_is_left(stats):
+    frame = framed("x", None, seen(stats, 1.0, days_left=12.34))
+    assert "disk 75% used, 300.0 MiB free, full in about 12 days" in printed(frame)
+    assert frame.asdict()["disk"]["view"]["free_bytes"] == 300 * MIB
+    assert "300.0 MiB free\n" in printed(framed("x", None, seen(stats, 1.0)))
+
+
+def test_states_of_actors_and_learners_are_told(stats):
+    actors, learners = [actor("a", 1, state="stale")], [replace(learner("l"), state="waiting")]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", printed(framed("x", None, seen(stats, 1.0, actors=actors, learners=learners))))
+    assert re.search(r"^a +t .* stale *$", lines, re.MULTILINE)
+    assert re.search(r"^l +t .* waiting *$", lines, re.MULTILINE)
 
 
 def test_actors_stand_by_how_busy_they_are_and_say_how_stale_their_policy_is(stats):
@@ -118,13 +149,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_text(stats, name):
-    stats = replace(stats, waiting_for=f"{name} steps", inserting_waits_for=f"{name} items", fault=name)
-    now = seen(stats, 1.0, actors=[actor(name, 7), actor("plain", 7)], learners=[learner(name)])
+    stats = replace(stats, waiting_for=f"{name} steps", inserting_waits_for=f"{name} items")
+    reasons = (Reason(level="warning", table=name, sentence=f"table {name}: x"),)
+    now = seen(stats, 1.0, actors=[actor(name, 7), actor("plain", 7)], learners=[learner(name)], reasons=reasons)
     shown = printed(framed(name, None, now))
     escapes = re.compile(r"\x1b\[[\d;]*m")  # colours, of our own
     lines = escapes.sub("", shown).splitlines()
     assert all(character.isprintable() for line in lines for character in line)
-    assert sum(HOSTILE[name] in line for line in lines) == 6  # the target, the fault, two waits, actor and learner
+    assert sum(HOSTILE[name] in line for line in lines) == 6  # the target, the reason, two waits, actor and learner
     rows = [line for line in lines if "1 s ago" in line][:2]
     assert len({cell_len(line[: line.index("1 s ago")]) for line in rows}) == 1  # their columns stand below each other
 
@@ -198,11 +230,14 @@ def test_older_service_is_shown_without_actors(tmp_path, monkeypatch):
         server = Server(replay, "127.0.0.1:0")
         server.start()
         with replay_client.connect(f"127.0.0.1:{server.port}") as client:
-            found = look(client)
+            found = look(client, client.activity)
         server.stop(5.0)
     frame = framed("x", None, found)
-    assert (frame.tables[0].steps, frame.actors, frame.learners) == (3, None, None)
-    assert "3 steps" in printed(frame)
+    assert (frame.tables[0].steps, frame.actors, frame.learners, frame.verdict) == (3, None, None, None)
+    shown = printed(frame)
+    assert "3 steps" in shown
+    assert "does not say whether all is well" in shown
+    assert "ok" not in shown
 
 
 class Terminal:
@@ -258,6 +293,16 @@ def test_it_goes_on_over_a_restart_of_the_service_and_ends_quietly(store):
         wait_until(lambda: shown.process.poll() is not None)
         assert shown.process.returncode == 0
         assert not re.search("Traceback|Abort|replaysvc:", shown.rest())
+
+
+def test_terminal_gets_its_cursor_back_when_it_is_ended(store):
+    with terminal(store, "--interval", 0.1) as shown:
+        wait_until(lambda: shown.says("\x1b[?25l"))  # hidden
+        wait_until(lambda: shown.says("1,203 steps"))
+        shown.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: shown.says("\x1b[?25h"))
+        wait_until(lambda: shown.process.poll() is not None)
+        assert shown.process.returncode == 0
 
 
 def test_json_on_a_terminal_is_a_line_a_look_until_it_is_ended(store):

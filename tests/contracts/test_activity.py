@@ -1,8 +1,11 @@
 """Who writes, and who samples, over both doors."""
 
+import json
+
 import pytest
 
-from replaysvc.errors import NotFoundError, ReplayError, SpecMismatchError
+from replaysvc import Limiter, TableConfig
+from replaysvc.errors import NotFoundError, NotReadyError, ReplayError, SpecMismatchError
 from replaysvc.rpc import convert
 from tests.builders import SCALARS, make_table, write_episode, write_episodes
 
@@ -84,3 +87,24 @@ def test_embedded_store_tells_no_learners_apart(replay):
     assert replay.activity().learners == ()
     with pytest.raises(ReplayError):
         replay.close() or replay.activity()
+
+
+def test_service_tells_states_verdict_and_disk_and_an_older_one_does_not(served, monkeypatch):
+    table = served.create_table("t", SCALARS, TableConfig(limiter=Limiter(min_steps=10)))
+    write_episodes(table, [3], actor="a")
+    with pytest.raises(NotReadyError):
+        table.sample(4, timeout_s=0.2)
+    told = served.activity()
+    assert told.actors["t"][0].state in ("writing", "idle")
+    assert [(learner.state, learner.last_wait) for learner in told.learners] == [("waiting", "table t: 3 of 10 steps")]
+    assert told.disk.view.total_bytes >= told.disk.view.free_bytes > 0
+    assert told.verdict.status in ("ok", "warning")
+    assert all(reason.level in ("failing", "warning", "note") and reason.sentence for reason in told.verdict.reasons)
+
+    answer = json.loads(convert.activity_json(told))
+    new = {"verdict", "disk"}
+    for each in (*answer["actors"], *answer["learners"]):
+        del each["state"], each["sentence"]
+    monkeypatch.setattr(convert, "activity_json", lambda _: json.dumps({k: v for k, v in answer.items() if k not in new}))
+    older = served.activity()
+    assert (older.verdict, older.disk, older.actors["t"][0].state, older.learners[0].state) == (None, None, "", "")

@@ -6,11 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from replaysvc.activity import Activity
-from replaysvc.admin.cached import Cached
-from replaysvc.admin.context import Admin
-from replaysvc.admin.watch import Watch
 from replaysvc.errors import NotFoundError, WaitTimeoutError
-from tests.admin.browser import Browser
+from replaysvc.health.cached import Cached
+from replaysvc.health.watch import Watch
 from tests.builders import make_table, write_episode, write_episodes
 from tests.waiting import wait_until
 
@@ -33,8 +31,7 @@ def clock():
 @pytest.fixture
 def watch(replay, clock):
     """A watch that looks when it is told to."""
-    given = {"access": None, "metrics": None, "status": lambda: "serving", "address": "", "data": "", "version": ""}
-    return Watch(Admin(replay=replay, activity=Activity(), wall=clock, monotonic=clock, **given))
+    return Watch(replay, Activity(), clock, clock)
 
 
 def test_rates_of_tables_and_actors(replay, watch, clock):
@@ -90,7 +87,7 @@ def test_store_that_is_closed_ends_no_watch(replay, watch):
 
 
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(replay, watch, monkeypatch, caplog):
-    monkeypatch.setattr("replaysvc.admin.watch.FINE_S", 0.01)
+    monkeypatch.setattr("replaysvc.health.watch.FINE_S", 0.01)
     calls = []
 
     def fail(self):
@@ -104,13 +101,6 @@ def test_a_look_that_fails_is_logged_and_the_next_one_comes(replay, watch, monke
     wait_until(lambda: len(calls) > 3)
     watch.stop(5.0)
     assert "a look failed, and the next one comes" in caplog.text
-
-
-def test_history_grows_while_the_door_is_open(open_door, monkeypatch):
-    monkeypatch.setattr("replaysvc.admin.watch.FINE_S", 0.05)
-    monkeypatch.setattr("replaysvc.admin.history.FINE_S", 0.01)
-    browser = Browser(open_door().port)
-    wait_until(lambda: len(browser.get("/api/v1/history").json["at_s"]) > 2)
 
 
 # -- shared answers ---------------------------------------------------------------------------------------------------
@@ -164,7 +154,7 @@ def test_failure_is_told_to_all_who_wait_and_is_forgotten(clock):
 
 
 def test_nobody_waits_for_ever(clock, monkeypatch):
-    monkeypatch.setattr("replaysvc.admin.cached._WAIT_S", 0.05)
+    monkeypatch.setattr("replaysvc.health.cached._WAIT_S", 0.05)
     cached, begun, go_on = Cached(clock), threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(cached.get, "key", lambda: (begun.set(), go_on.wait(30)))

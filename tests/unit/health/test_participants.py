@@ -2,7 +2,7 @@
 
 import pytest
 
-from replaysvc.admin.participants import told_actor, told_learner
+from replaysvc.health.participants import BEHIND, STALE_RULE, judged_actor, judged_learner
 from replaysvc.table.actors import newest_policy
 from replaysvc.views import ActorView, LearnerView
 
@@ -15,7 +15,7 @@ def actor(**changes):
 
 
 def told(view, rate=0.0, newest=20, minute_ago=20):
-    return told_actor("t", view, rate, 120.0, newest, minute_ago)
+    return judged_actor("t", view, rate, 120.0, newest, minute_ago)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,25 @@ def told(view, rate=0.0, newest=20, minute_ago=20):
     ],
 )
 def test_state_of_an_actor(changes, rate, newest, minute_ago, state):
-    assert told(actor(**changes), rate, newest, minute_ago)["state"] == state
+    assert told(actor(**changes), rate, newest, minute_ago).view.state == state
 
 
 def test_actor_is_told_with_its_staleness():
-    assert told(actor(), 2.5, 31, 21) == {
-        "table": "t", "name": "a", "steps": 100, "episodes": 2, "open_episodes": 1, "sessions": 1, "policy_version": 20,
-        "staleness": 11, "last_seen_s": 1.0, "steps_per_s": 2.5, "state": "stale",
-        "sentence": "it writes with a policy 11 versions behind; see whether it loads new parameters",
-    }  # fmt: skip
-    assert told(actor(policy_version=-1))["policy_version"] is None
-    assert told(actor(policy_version=-1))["staleness"] is None
-    assert told(actor(policy_version=25))["staleness"] == 0  # newer than what anybody has put
+    table, view, rate, staleness = told(actor(), 2.5, 31, 21)
+    assert (table, view.name, view.state, rate, staleness) == ("t", "a", "stale", 2.5, 11)
+    assert view.sentence == "it writes with a policy 11 versions behind; see whether it loads new parameters"
+    assert told(actor(policy_version=-1)).staleness is None
+    assert told(actor(policy_version=25)).staleness == 0  # newer than what anybody has put
+
+
+def test_stale_actor_that_is_silent_says_so_and_stays_stale_within_its_episode():
+    view = told(actor(last_seen_s=45.0), 0.0, 31, 21).view
+    silent = "last heard of 45 s ago, with a policy 11 versions behind; see whether it loads new parameters"
+    assert (view.state, view.sentence) == ("stale", silent)
+
+
+def test_rule_of_staleness_is_told_with_its_bounds():
+    assert str(BEHIND) in STALE_RULE
 
 
 @pytest.mark.parametrize(
@@ -77,5 +84,14 @@ def test_state_of_a_learner(waited_share, last_seen_s, state, sentence):
         name="l", table="t", sampler="uniform", items=1, batches=1, items_per_s=2560.0, batches_per_s=10.0, mean_s=0.001,
         waited_share=waited_share, last_wait="3 of 10 steps", last_seen_s=last_seen_s,
     )  # fmt: skip
-    found = told_learner(view)
-    assert (found["state"], found["sentence"]) == (state, sentence)
+    found = judged_learner(view)
+    assert (found.state, found.sentence) == (state, sentence)
+
+
+@pytest.mark.parametrize(("last_wait", "state"), [("3 of 10 steps", "waiting"), ("", "sampling")])
+def test_learner_that_asks_without_waiting_and_gets_nothing_is_waiting(last_wait, state):
+    view = LearnerView(
+        name="l", table="t", sampler="uniform", items=500, batches=5, items_per_s=0.0, batches_per_s=0.0, mean_s=0.001,
+        waited_share=0.0, last_wait=last_wait, last_seen_s=1.0,
+    )  # fmt: skip
+    assert judged_learner(view).state == state

@@ -17,7 +17,7 @@ FINE_S, FINE = 2.0, 900
 COARSE_S, COARSE = 60.0, 1440
 POINTS = 450  # told at most
 MOST_TABLES = 64  # that have a history of their own, some 150 KB each
-_LEAST_GROWTH_S, _GROWTH_S = 60.0, 3600.0  # over which growth is told
+_LEAST_GROWTH_S, _GROWTH_S = 600.0, 3600.0  # over which growth is told: of a minute it would be a guess
 _LATE = 3.0  # periods without a look that make a gap
 _AT, _CLOCK, _STEPS, _ITEMS, _HITS, _RECEIVED, _SENT, _DISK = range(8)
 _COUNTERS = slice(_STEPS, _DISK)  # those that count up; the disk goes up and down
@@ -145,7 +145,8 @@ class History:
         }
 
     def growth(self) -> float | None:
-        """Returns by how many bytes a day the disk fills, as in the last hour; None: not known yet, within the first minute."""
+        """Returns by how many bytes a day the disk fills, as in the last hour; None: not known yet, within the first ten
+        minutes."""
         since = self._all.sums[_CLOCK] - _GROWTH_S
         ring = self._all.fine if self._all.fine.is_whole else self._all.coarse
         rows = ring.rows(since)

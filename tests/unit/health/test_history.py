@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from replaysvc.admin.history import COARSE, FINE, MOST_TABLES, POINTS, Counters, History, days_left
+from replaysvc.health.history import COARSE, FINE, MOST_TABLES, POINTS, Counters, History, days_left
 
 
 def counters(steps=0, items=0, hits=0, disk=0, uuid="u"):
@@ -137,11 +137,11 @@ def test_only_so_many_tables_have_a_history_of_their_own_and_all_count():
 
 
 def test_growth_is_that_of_the_last_hour_in_bytes_a_day():
-    assert filled([counters(disk=1000 * i) for i in range(30)]).growth() is None  # 58 s are too few
-    assert filled([counters(disk=1000 * i) for i in range(31)]).growth() == 500 * 86_400
+    assert filled([counters(disk=1000 * i) for i in range(300)]).growth() is None  # 598 s are too few
+    assert filled([counters(disk=1000 * i) for i in range(301)]).growth() == 500 * 86_400
     slower = [counters(disk=10**9 * min(i, 60)) for i in range(180)]
     assert filled(slower, period=60.0).growth() == 0.0
-    assert filled([counters(disk=-i) for i in range(100)]).growth() == -0.5 * 86_400
+    assert filled([counters(disk=-i) for i in range(400)]).growth() == -0.5 * 86_400
 
 
 @pytest.mark.parametrize(

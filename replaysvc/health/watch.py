@@ -2,13 +2,15 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from replaysvc.admin.context import Admin
-from replaysvc.admin.history import FINE_S, Counters, History
+from replaysvc.activity import Activity
 from replaysvc.errors import NotFoundError, UnavailableError
+from replaysvc.health.history import FINE_S, Counters, History
+from replaysvc.replay import Replay
 from replaysvc.table.actors import newest_policy
 
 log = logging.getLogger(__name__)
@@ -18,16 +20,23 @@ _PACE_LOOKS = 31  # a minute
 
 
 class Watch:
-    """A thread that notes counters. `also` is done at each look."""
+    """A thread that notes counters. What is in `also` is done at each look.
 
-    def __init__(self, admin: Admin, also: Callable[[], None] = lambda: None) -> None:
-        self._admin, self._also = admin, also
+    `wall` and `monotonic` are clocks.
+    """
+
+    def __init__(
+        self, replay: Replay, activity: Activity, wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._replay, self._activity, self._wall, self._monotonic = replay, activity, wall, monotonic
+        self.also: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._history = History()
         self._steps: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=_RATE_LOOKS)
         self._versions: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="replaysvc-admin-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="replaysvc-health", daemon=True)
 
     def start(self) -> None:
         """Begins, with a first look."""
@@ -35,20 +44,21 @@ class Watch:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends the thread; does not wait longer than `timeout_s` for a look under way."""
+        """Ends the thread, if it began; does not wait longer than `timeout_s` for a look under way."""
         self._closing.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while not self._closing.wait(FINE_S):
             try:
                 self.look()
             except Exception:  # nobody else does this work: it must be tried again
-                log.exception("admin door: a look failed, and the next one comes")
+                log.exception("health: a look failed, and the next one comes")
 
     def look(self) -> None:
         """Notes how all is now."""
-        replay = self._admin.replay
+        replay = self._replay
         counters: dict[str, Counters] = {}
         steps: dict[tuple[str, str], int] = {}
         versions: list[int] = []
@@ -68,13 +78,14 @@ class Watch:
             newest = newest_policy(replay.params_versions(), versions)
         except UnavailableError:  # the store is closing
             return
-        calls, now = self._admin.activity.calls(), self._admin.monotonic()
+        calls, now = self._activity.calls(), self._monotonic()
         with self._lock:
-            self._history.note(self._admin.wall(), now, counters, calls.received_bytes, calls.sent_bytes)
+            self._history.note(self._wall(), now, counters, calls.received_bytes, calls.sent_bytes)
             self._steps.append((now, steps))
             if newest is not None:
                 self._versions.append((now, newest))
-        self._also()
+        for each in self.also:
+            each()
 
     def points(self, table: str | None, window_s: float) -> dict[str, Any]:
         """Returns the points of a plot, see `History.points`."""

@@ -1,0 +1,127 @@
+"""How all is: what the doors tell of a store, made at one place and shared by all who ask within a second."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from replaysvc.activity import Activity
+from replaysvc.errors import NotFoundError
+from replaysvc.health.cached import Cached
+from replaysvc.health.history import days_left
+from replaysvc.health.participants import SeenActor, judged_actor, judged_learner
+from replaysvc.health.verdict import Seen, SeenTable, of_table, verdict
+from replaysvc.health.watch import Watch
+from replaysvc.replay import Replay
+from replaysvc.table.actors import newest_policy
+from replaysvc.views import ActivityView, ActorView, DiskOutlook, LearnerView, Verdict
+
+log = logging.getLogger(__name__)
+
+MOST_TABLES, MOST_SEEN = 1000, 2000  # of each kind, told
+
+
+class Actors(NamedTuple):
+    """The actors of all tables, those in trouble first, then those heard of last; and the newest version of the policy."""
+
+    seen: Sequence[SeenActor]
+    newest_policy_version: int | None
+
+
+class Health:
+    """Looks at a store; thread-safe.
+
+    activity: who samples. wall, monotonic: clocks. status: of the gRPC door, "starting", "serving" or "draining"; to be set by
+    who opens it.
+    """
+
+    def __init__(
+        self, replay: Replay, activity: Activity | None = None, *, wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._replay, self._activity = replay, activity or Activity()
+        self.status: Callable[[], str] = lambda: "serving"
+        self.cached = Cached(monotonic)
+        self.watch = Watch(replay, self._activity, wall, monotonic)
+        self._disk_fails = False
+
+    def tables(self) -> Sequence[SeenTable]:
+        """Returns all tables, in the order of names."""
+        return self.cached.get("health tables", self._tables)
+
+    def _tables(self) -> list[SeenTable]:
+        found = []
+        for name in self._replay.tables()[:MOST_TABLES]:
+            try:
+                table = self._replay.engine(name)
+                stats, counts, rates = table.stats(), table.counted(), self.watch.rates(name)
+            except NotFoundError:  # deleted meanwhile
+                continue
+            found.append(SeenTable(stats, counts, rates["steps_in_per_s"], rates["items_out_per_s"]))
+        return found
+
+    def actors(self) -> Actors:
+        """Returns who writes."""
+        return self.cached.get("health actors", self._actors)
+
+    def _actors(self) -> Actors:
+        seen = [(table, actor) for table, engine in self._replay.engines().items() for actor in engine.actors.seen()]
+        newest = newest_policy(self._replay.params_versions(), [actor.policy_version for _, actor in seen])
+        found = [self._judged(table, actor, newest) for table, actor in seen]
+        found.sort(key=lambda actor: (actor.view.state not in ("lost", "stale"), actor.view.last_seen_s))
+        return Actors(found[:MOST_SEEN], newest)
+
+    def _judged(self, table: str, actor: ActorView, newest: int | None) -> SeenActor:
+        try:
+            lease_s = self._replay.engine(table).config.lease_s
+        except NotFoundError:  # deleted meanwhile, and its actors with it
+            lease_s = float("inf")
+        minute_ago = self.watch.policy_of_a_minute_ago()
+        return judged_actor(table, actor, self.watch.actor_rate(table, actor.name), lease_s, newest, minute_ago)
+
+    def learners(self) -> Sequence[LearnerView]:
+        """Returns who samples, those seen last first."""
+        return [judged_learner(learner) for learner in self._activity.learners()[:MOST_SEEN]]
+
+    def disk(self) -> DiskOutlook | None:
+        """Returns how full the disk is; None if its file system cannot be asked, which is logged once."""
+        try:
+            view = self._replay.disk()
+        except OSError as error:
+            if not self._disk_fails:
+                log.error("disk: its file system cannot be asked: %s", error)
+            self._disk_fails = True
+            return None
+        self._disk_fails = False
+        growth = self.watch.growth()
+        left = days_left(view.free_bytes, view.reserve_bytes, growth)
+        return DiskOutlook(view=view, growth_bytes_per_day=growth, days_left=left)
+
+    def verdict(self) -> Verdict:
+        """Returns whether all is well."""
+        return self.cached.get("health verdict", self._verdict)
+
+    def _verdict(self) -> Verdict:
+        replay = self._replay
+        return verdict(Seen(
+            self.status(), self.tables(), self.disk(), replay.backlog(), self.actors().seen, self.learners(),
+            replay.quarantined_tables,
+        ))  # fmt: skip
+
+    def activity(self, table: str | None = None) -> ActivityView:
+        """Returns what `Replay.activity` does, as of now, and beside it who samples, the states, the verdict and the disk.
+
+        Raises:
+          NotFoundError: no such table.
+        """
+        view, whole = self._replay.activity(table), self.verdict()
+
+        def judged(name: str, seen: Sequence[ActorView]) -> tuple[ActorView, ...]:
+            return tuple(self._judged(name, actor, view.newest_policy_version).view for actor in seen)
+
+        return replace(
+            view, actors={name: judged(name, seen) for name, seen in view.actors.items()},
+            learners=tuple(each for each in self.learners() if table in (None, each.table)),
+            verdict=whole if table is None else of_table(whole, table), disk=self.disk(),
+        )  # fmt: skip
