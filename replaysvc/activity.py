@@ -100,6 +100,7 @@ class Activity:
         self._seconds: dict[tuple[str, str], Histogram] = {}
         self._leaving: dict[str, Histogram] = {}
         self._refused: dict[str, int] = {}
+        self._waits: dict[str, int] = {}
         self._received = self._sent = 0
         self._learners: OrderedDict[tuple[str, str, str], _Learner] = OrderedDict()
 
@@ -111,6 +112,12 @@ class Activity:
         self._calls.append((method, code, seconds, received, sent, leaving_s))
         if len(self._calls) >= _NOTES:
             self._settle()
+
+    def waited(self, method: str) -> None:
+        """Counts a call, which is counted besides, that ended since it had waited as long as it was to."""
+        method = method if method in METHODS else OTHER
+        with self._lock:
+            self._waits[method] = self._waits.get(method, 0) + 1
 
     def refused(self, code: str) -> None:
         """Counts a call whose caller is not known, or may not make it."""
@@ -133,7 +140,7 @@ class Activity:
         with self._lock:
             return CallCounts(
                 seconds={key: histogram.view() for key, histogram in self._seconds.items()},
-                received_bytes=self._received, sent_bytes=self._sent, refused=dict(self._refused),
+                waits=dict(self._waits), received_bytes=self._received, sent_bytes=self._sent, refused=dict(self._refused),
             )  # fmt: skip
 
     def answers(self) -> Mapping[str, HistogramView]:

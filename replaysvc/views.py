@@ -183,10 +183,13 @@ class TableStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskView:
-    """The file system of a store. used_bytes: all files of the store. refuses: whether appends are refused since less than
-    reserve_bytes are free."""
+    """The file system of a store. used_bytes: all files of the store; set_aside_bytes of them are a file that gives way to what
+    must be noted when the disk is full. free_bytes: that may be written; root_bytes: that the file system keeps for root
+    besides. refuses: whether appends are refused since less than reserve_bytes are free."""
 
     used_bytes: int
+    set_aside_bytes: int = 0
+    root_bytes: int = 0
     free_bytes: int
     total_bytes: int
     reserve_bytes: int
@@ -265,10 +268,12 @@ class LearnerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCounts:
-    """Calls of a door. seconds: by (method, code); bytes by direction, "received" and "sent". refused: by code, those that were
-    turned away before anything was read. inflight: by kind of worker; held_bytes: memory held for requests and answers."""
+    """Calls of a door. seconds: by (method, code); waits: by method, those of them that ended since what they waited for did
+    not come in time; bytes by direction, "received" and "sent". refused: by code, those that were turned away before anything
+    was read. inflight: by kind of worker; held_bytes: memory held for requests and answers."""
 
     seconds: Mapping[tuple[str, str], HistogramView] = field(default_factory=dict)
+    waits: Mapping[str, int] = field(default_factory=dict)
     received_bytes: int = 0
     sent_bytes: int = 0
     refused: Mapping[str, int] = field(default_factory=dict)

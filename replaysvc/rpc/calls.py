@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 
 from replaysvc.activity import REQUEST_KEY, Activity, new_request_id, request_id, request_id_of
 from replaysvc.config import MAX_MESSAGE_BYTES
-from replaysvc.errors import InvalidRequestError, SpecMismatchError
+from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError, WaitTimeoutError
 from replaysvc.rpc.admission import Admission, Call, Kind, handled
 from replaysvc.rpc.limits import MESSAGE_BYTES, REQUEST_COPIES, SENT_COPIES
 from replaysvc.rpc.status import abort, code_of
@@ -140,6 +140,8 @@ class CallInterceptor(grpc.ServerInterceptor):
             except Exception as error:
                 call.close()
                 activity.call(name, code_of(error, context), clock() - call.began_at, call.received, call.sent)
+                if isinstance(error, NotReadyError | WaitTimeoutError):
+                    activity.waited(name)
                 abort(error, context)
 
         def unary(requests: Iterator[bytes], context: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from replaysvc.storage.reserve import NAME
 from replaysvc.storage.system import System
 from replaysvc.views import DiskView
 
@@ -22,7 +23,8 @@ class DiskUse:
         """Returns how the disk is: what is free as of now, what the files take as of the last minute. Raises OSError."""
         free = self._system.free_bytes(self._path)
         return DiskView(
-            used_bytes=self._used_bytes(), free_bytes=free, total_bytes=self._system.total_bytes(self._path),
+            used_bytes=self._used_bytes(), set_aside_bytes=_bytes_of(self._path / NAME), free_bytes=free,
+            root_bytes=self._system.root_bytes(self._path), total_bytes=self._system.total_bytes(self._path),
             reserve_bytes=self._reserve_bytes,
             refuses=self._reserve_bytes > 0 and free <= self._reserve_bytes,  # an append takes at least a byte
         )  # fmt: skip
@@ -34,6 +36,12 @@ class DiskUse:
         used = _allocated(self._path)
         self._counted = now, used
         return used
+
+
+def _bytes_of(file: Path) -> int:
+    with suppress(OSError):  # there is none now
+        return file.lstat().st_blocks * 512
+    return 0
 
 
 def _allocated(directory: Path | str) -> int:

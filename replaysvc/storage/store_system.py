@@ -103,6 +103,10 @@ class StoreSystem(System):
         """Returns the bytes that may still be written."""
         return self._inner.free_bytes(path)
 
+    def root_bytes(self, path: Path) -> int:
+        """Returns the bytes that are free, but for root alone."""
+        return self._inner.root_bytes(path)
+
     def total_bytes(self, path: Path) -> int:
         """Returns the size of the file system."""
         return self._inner.total_bytes(path)

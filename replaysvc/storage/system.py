@@ -121,6 +121,11 @@ class System:
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
+    def root_bytes(self, path: Path) -> int:
+        """Returns the bytes that are free, but for root alone."""
+        status = os.statvfs(path)
+        return (status.f_bfree - status.f_bavail) * status.f_frsize
+
     def total_bytes(self, path: Path) -> int:
         """Returns the size of the file system, with what is taken of it."""
         status = os.statvfs(path)

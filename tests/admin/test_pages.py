@@ -5,7 +5,7 @@ import pytest
 
 from replaysvc import FieldSpec, Fifo, Limiter, Prioritized, Signature, TableConfig, Transitions, Uniform
 from replaysvc.activity import Activity
-from replaysvc.admin.overview import calls_of
+from replaysvc.admin.calls import calls_of
 from replaysvc.errors import NotFoundError
 from replaysvc.views import CallCounts, HistogramView
 from tests.admin.browser import Browser
@@ -233,14 +233,13 @@ def test_calls_are_summed_over_their_codes():
             ("Sample", "FAILED_PRECONDITION"): HistogramView(bounds=bounds, counts=(0, 2, 0), total=0.01),
             ("Append", "OK"): HistogramView(bounds=bounds, counts=(0, 1, 0), total=0.01),
             ("Snapshot", "INTERNAL"): HistogramView(bounds=bounds, counts=(0, 0, 1), total=5.0),
-        }
+        },
+        waits={"Sample": 1},
     )
     rows = calls_of(counts)
-    assert [(row["method"], row["count"], row["errors"]) for row in rows] == [
-        ("Sample", 10, 2),
-        ("Append", 1, 0),
-        ("Snapshot", 1, 1),
-    ]
+    assert [(row["method"], row["count"], row["errors"], row["waits"]) for row in rows] == [
+        ("Sample", 10, 1, 1), ("Append", 1, 0, 0), ("Snapshot", 1, 1, 0),
+    ]  # fmt: skip
     assert rows[0]["p50_s"] == pytest.approx(0.001 * 5 / 8)
     assert 0.001 < rows[0]["p99_s"] <= 0.01
 

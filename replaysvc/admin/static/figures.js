@@ -1,6 +1,6 @@
 // Figures that several pages show.
 
-import { DASH, bytes, ratio, share, span, words } from "./format.js";
+import { DASH, bytes, ratio, share, span } from "./format.js";
 import { bar, card, empty, known, pill, rows, tile } from "./parts.js";
 import { h } from "./view.js";
 import { WHY, WORDS } from "./words.js";
@@ -11,9 +11,10 @@ export const pair = (name, value, hint) => h("div", { title: hint, key: name }, 
 export const perInsert = (value) => (value === null ? DASH : new Intl.NumberFormat(
   "en-US", { maximumFractionDigits: 2 }
 ).format(value));
-export const left = (disk) => (
-  disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${span(disk.days_left * 86400)}`
-);
+// Returns a time of days as far as it can be known: the growth of an hour is no better than two digits.
+export const about = (days) => `about ${span(Number((days * 86400).toPrecision(2)))}`;
+export const left = (disk) => `disk ${share(1 - disk.free_bytes / disk.total_bytes)} used, ${
+  disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${about(disk.days_left)}`}`;
 
 export const perInsertTile = (row) => tile({
   label: "Samples per insert", text: perInsert(row.samples_per_insert), hint: WORDS.samples_per_insert, why: WHY.samples_per_insert,
@@ -92,29 +93,43 @@ export function columnRows(list, total, state, onChange, withTable) {
   });
 }
 
-// Returns the disk of the store as one bar with its figures.
+// Returns the disk of the store as one bar with its figures; data: null if its file system cannot be asked.
 export function disk(data) {
-  const others = data.total_bytes - data.free_bytes - data.used_bytes;
+  const frame = { title: "Disk", key: "disk", hint: "The file system of the store." };
+  if (data === null) return card(frame, empty("Not known", "The file system of the store cannot be asked; the log has the cause."));
+  const others = Math.max(0, data.total_bytes - data.free_bytes - data.root_bytes - data.used_bytes);
   const part = (value) => Math.max(0, value) / data.total_bytes;
+  const of = (value) => [bytes(value), h("span", { class: "quiet" }, ` ${share(part(value))}`)];
   return card({
-    title: "Disk", key: "disk", hint: "The file system of the store.",
+    ...frame,
     sub: data.refuses ? h(
       "span", { class: "bad" }, "Appends are refused: the reserve is reached."
-    ) : data.days_left === null ? null : `Full in ${words(data.days_left * 86400)} at the growth of late.`,
+    ) : data.days_left === null ? `${share(1 - part(data.free_bytes))} used of ${bytes(data.total_bytes)}.`
+      : `${share(1 - part(data.free_bytes))} used of ${bytes(data.total_bytes)}; full in ${about(data.days_left)} at the growth of late.`,
   },
     bar({
-      parts: [{ share: part(data.used_bytes), tone: "accent" }, { share: part(others), tone: "grey" }],
-      mark: 1 - part(data.reserve_bytes),
+      parts: [
+        { share: part(data.used_bytes), tone: "accent" }, { share: part(others), tone: "grey" },
+        { share: part(data.root_bytes), tone: "kept" },
+      ],
+      mark: 1 - part(data.reserve_bytes + data.root_bytes),
       label: `${bytes(data.used_bytes)} by this store, ${bytes(others)} by others, ${bytes(data.free_bytes)} free of ${bytes(data.total_bytes)}; the mark is the reserve`,
     }),
     h("dl", { class: "pairs" },
-      pair("This store", bytes(data.used_bytes), WORDS.disk_used), pair(
-        "Others", bytes(Math.max(0, others)), "All other files of the file system."
-      ),
-      pair("Free", bytes(data.free_bytes), WORDS.disk_free), pair("Reserve", bytes(data.reserve_bytes), WORDS.disk_reserve),
+      pair("This store", of(data.used_bytes), WORDS.disk_used),
+      pair("Of that, set aside", bytes(data.set_aside_bytes), WORDS.disk_set_aside),
+      pair("Others", of(others), "All other files of the file system."),
+      pair("Kept for root", of(data.root_bytes), WORDS.disk_root),
+      pair("Free", of(data.free_bytes), WORDS.disk_free), pair("In all", bytes(data.total_bytes), "The size of the file system."),
+      pair("Reserve", bytes(data.reserve_bytes), WORDS.disk_reserve),
       pair(
         "Growth",
-        known(data.growth_bytes_per_day === null ? DASH : `${bytes(data.growth_bytes_per_day)} a day`, WHY.growth), WORDS.growth
+        known(data.growth_bytes_per_day === null ? DASH : `${bytes(Number(data.growth_bytes_per_day.toPrecision(2)))} a day`, WHY.growth),
+        WORDS.growth
       ),
-      pair("Full in", known(data.days_left === null ? DASH : words(data.days_left * 86400), WHY.days_left), WORDS.days_left)));
+      pair(
+        "Full in",
+        known(data.days_left === null ? DASH : about(data.days_left), data.growth_bytes_per_day === null ? WHY.growth : WHY.days_left),
+        WORDS.days_left
+      )));
 }

@@ -22,6 +22,9 @@ class Disk(System):
     def free_bytes(self, path):
         return self.free
 
+    def root_bytes(self, path):
+        return 45 * MiB
+
     def total_bytes(self, path):
         return 900 * MiB
 
@@ -51,7 +54,7 @@ def test_all_files_count_and_links_to_others_do_not(tmp_path, disk):
 def test_files_are_counted_once_a_minute_and_what_is_free_each_time(tmp_path, disk):
     use = DiskUse(tmp_path, 0, disk)
     assert use.view() == DiskView(
-        used_bytes=0, free_bytes=500 * MiB, total_bytes=900 * MiB, reserve_bytes=0, refuses=False
+        used_bytes=0, free_bytes=500 * MiB, root_bytes=45 * MiB, total_bytes=900 * MiB, reserve_bytes=0, refuses=False
     )  # fmt: skip
     (tmp_path / "file").write_bytes(os.urandom(40_960))
     disk.now, disk.free = 1059.9, 400 * MiB
@@ -96,3 +99,18 @@ def test_disk_that_cannot_be_asked_is_an_error_of_the_store(tmp_path, disk):
 
 def test_the_real_file_system_has_a_size(tmp_path):
     assert 0 < System().free_bytes(tmp_path) <= System().total_bytes(tmp_path)
+
+
+def test_file_that_is_set_aside_is_told_and_counts_as_used(tmp_path, disk):
+    store, _ = make_table(tmp_path / "store", system=disk, disk_reserve_bytes=64 * MiB)
+    view = store.disk()
+    assert view.set_aside_bytes == 2 * MiB  # a 32nd
+    assert view.used_bytes > view.set_aside_bytes
+    store.close()
+
+
+def test_real_file_system_adds_up(tmp_path):
+    view = DiskUse(tmp_path, 0, System()).view()
+    status = os.statvfs(tmp_path)
+    assert view.root_bytes == (status.f_bfree - status.f_bavail) * status.f_frsize
+    assert view.free_bytes + view.root_bytes <= view.total_bytes

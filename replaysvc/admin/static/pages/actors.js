@@ -37,7 +37,7 @@ export function actors(ctx) {
             hint: "The newest policy version that the service has seen.", why: "No policy version was given yet.",
           })),
         card({
-          title: "Actors", key: "actors", sub: ctx.table ? `Of table ${ctx.table}.` : null,
+          title: "Actors", key: "actors", sub: [ctx.table && `Of table ${ctx.table}.`, data.stale_rule].filter(Boolean).join(" "),
           actions: [
             h(
               "label", { class: "search" }, h("span", { class: "hidden" }, "Only names with"),
@@ -75,7 +75,7 @@ export function actors(ctx) {
               ],
             },
             {
-              label: "State", sort: (actor) => actor.state,
+              label: "State", hint: data.stale_rule, sort: (actor) => actor.state,
               cell: (actor) => pill(...(STATES[actor.state] ?? ["off", actor.state])),
             },
             !ctx.table && {

@@ -2,7 +2,7 @@
 
 import { path } from "../api.js";
 import { columnRows, disk, left, pair, perInsertTile, spiCell, tableState, WINDOWS } from "../figures.js";
-import { byteRate, bytes, count, plural, rate, ratio, share, short, span, words } from "../format.js";
+import { DASH, byteRate, bytes, count, plural, rate, ratio, share, short, span, words } from "../format.js";
 import { icon } from "../icons.js";
 import { card, chartSkeleton, choice, empty, hash, known, pill, rows, settled, skeleton, tile, tiles } from "../parts.js";
 import { legend, overTime, spark } from "../plots.js";
@@ -12,6 +12,8 @@ import { WHY, WORDS } from "../words.js";
 const SENTENCES = {
   ok: "Healthy", warning: "Needs a look", failing: "Failing", draining: "Draining: it is being stopped",
 };
+
+const LEVELS = { failing: "Failing", warning: "Warning", note: "Note" };
 
 export function overview(ctx) {
   const { table } = ctx;
@@ -57,7 +59,7 @@ export function overview(ctx) {
             ) : ""
           )
           : h("ul", null, reasons.map((reason) => h("li", { class: reason.level }, pill(
-            reason.level, reason.level === "failing" ? "Failing" : "Warning"
+            reason.level, LEVELS[reason.level] ?? reason.level
           ), " ",
             reason.table ? h("a", { href: hash(["tables", reason.table]) }, reason.sentence) : reason.sentence)))),
       h(
@@ -100,7 +102,10 @@ export function overview(ctx) {
         spark: line("cache_hit_share"),
       }),
       table ? tile({ label: "On disk", text: bytes(of.disk_bytes), hint: WORDS.disk_bytes })
-        : tile({ label: "Disk used", text: bytes(data.disk.used_bytes), hint: WORDS.disk_used, note: left(data.disk) }),
+        : tile({
+          label: "On disk", text: data.disk === null ? DASH : bytes(data.disk.used_bytes), hint: WORDS.disk_used,
+          why: "The file system of the store cannot be asked.", note: data.disk === null ? null : left(data.disk),
+        }),
       tile({
         label: "Compression", text: ratio(of.stored_bytes > 0 ? of.raw_bytes / of.stored_bytes : null), hint: WORDS.ratio,
         why: WHY.ratio, note: `${bytes(of.raw_bytes)} raw`,
@@ -209,6 +214,10 @@ export function overview(ctx) {
           label: "Errors", number: true, hint: WORDS.errors,
           cell: (call) => h("span", { class: call.errors > 0 ? "warn" : "quiet" }, count(call.errors)),
           sort: (call) => call.errors,
+        },
+        {
+          label: "Waits", number: true, hint: WORDS.waits, cell: (call) => h("span", { class: "quiet" }, count(call.waits)),
+          sort: (call) => call.waits,
         },
         {
           label: "p50", number: true, hint: WORDS.p50, cell: (call) => known(span(call.p50_s), WHY.quantile),

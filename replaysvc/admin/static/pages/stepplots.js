@@ -56,7 +56,10 @@ function priorities(record, steps, film, onStep) {
   return card({ title: "Priorities", hint: WORDS.priority, key: "priorities", span: "plot-card", level: "h3" },
     rows.length > 1 && legend(rows),
     steps.samplers === null ? chartSkeleton() : steps.samplers.error ? failed(steps.samplers.error)
-      : names.length === 0 ? empty("No priorities yet", "No sampler has priorities for this table: all steps are alike.")
+      : names.length === 0 ? empty(
+        "No priorities yet",
+        `Nobody has drawn by ${record.samplers.join(" or ")} or set priorities for it yet: all steps are alike.`
+      )
       : overSteps({
         key: "plot", start: steps.start, stop: steps.stop - 1, head: film.at, rows, step: true, stamp: steps.samplers, onStep,
       }));
