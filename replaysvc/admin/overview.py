@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from replaysvc.admin.calls import calls_of
 from replaysvc.admin.context import Admin
 from replaysvc.admin.history import days_left
 from replaysvc.admin.tables import Told, share
 from replaysvc.admin.verdict import verdict
 from replaysvc.admin.watch import Watch
-from replaysvc.histogram import quantile
 from replaysvc.metrics import memory
-from replaysvc.views import CallCounts, DiskView, HistogramView
+from replaysvc.views import DiskView
 
 _MEMORY = {"anonymous_bytes": "anon", "file_bytes": "file", "shared_bytes": "shmem"}
 
@@ -57,22 +57,3 @@ def _totals(tables: list[Told], disk: DiskView) -> dict[str, Any]:
         "cache_budget_bytes": sum(one.cache_budget_bytes for one in counts),
         "cache_hit_share": share(sum(one.cache_hits_total for one in stats), items),
     }  # fmt: skip
-
-
-def calls_of(counts: CallCounts) -> list[dict[str, Any]]:
-    """Returns the calls by method, the most frequent first; errors: those that ended with another code than OK."""
-    by_method: dict[str, dict[str, HistogramView]] = {}
-    for (method, code), view in counts.seconds.items():
-        by_method.setdefault(method, {})[code] = view
-    rows = []
-    for method, codes in by_method.items():
-        views = list(codes.values())
-        merged = HistogramView(
-            bounds=views[0].bounds, counts=tuple(map(sum, zip(*(view.counts for view in views), strict=True))),
-            total=sum(view.total for view in views),
-        )  # fmt: skip
-        count = sum(merged.counts)
-        errors = count - sum(codes["OK"].counts if "OK" in codes else ())
-        row = {"method": method, "count": count, "errors": errors}
-        rows.append(row | {"p50_s": quantile(merged, 0.5), "p99_s": quantile(merged, 0.99)})
-    return sorted(rows, key=lambda row: -row["count"])

@@ -5,7 +5,7 @@ import pytest
 
 from replaysvc import FieldSpec, Fifo, Limiter, Prioritized, Signature, TableConfig, Transitions, Uniform
 from replaysvc.activity import Activity
-from replaysvc.admin.overview import calls_of
+from replaysvc.admin.calls import calls_of
 from replaysvc.errors import NotFoundError
 from replaysvc.views import CallCounts, HistogramView
 from tests.admin.browser import Browser
@@ -229,18 +229,19 @@ def test_calls_are_summed_over_their_codes():
     counts = CallCounts(
         seconds={
             ("Sample", "OK"): HistogramView(bounds=bounds, counts=(8, 0, 0), total=0.004),
-            ("Sample", "FAILED_PRECONDITION"): HistogramView(bounds=bounds, counts=(0, 2, 0), total=0.01),
+            ("Sample", "FAILED_PRECONDITION"): HistogramView(bounds=bounds, counts=(0, 7, 0), total=0.035),
             ("Append", "OK"): HistogramView(bounds=bounds, counts=(0, 1, 0), total=0.01),
             ("Snapshot", "INTERNAL"): HistogramView(bounds=bounds, counts=(0, 0, 1), total=5.0),
-        }
+        },
+        waits={"Sample": 5},
     )
     rows = calls_of(counts)
-    assert [(row["method"], row["count"], row["errors"]) for row in rows] == [
-        ("Sample", 10, 2),
-        ("Append", 1, 0),
-        ("Snapshot", 1, 1),
+    assert [(row["method"], row["count"], row["waits"], row["errors"]) for row in rows] == [
+        ("Sample", 15, 5, 2),
+        ("Append", 1, 0, 0),
+        ("Snapshot", 1, 0, 1),
     ]
-    assert rows[0]["p50_s"] == pytest.approx(0.001 * 5 / 8)
+    assert rows[0]["p50_s"] == pytest.approx(0.001 * 7.5 / 8)
     assert 0.001 < rows[0]["p99_s"] <= 0.01
 
 

@@ -206,6 +206,10 @@ export function overview(ctx) {
         { label: "Method", main: true, cell: (call) => call.method, sort: (call) => call.method },
         { label: "Calls", number: true, cell: (call) => count(call.count), sort: (call) => call.count },
         {
+          label: "Waits", number: true, hint: WORDS.waits, cell: (call) => h("span", { class: "quiet" }, count(call.waits)),
+          sort: (call) => call.waits,
+        },
+        {
           label: "Errors", number: true, hint: WORDS.errors,
           cell: (call) => h("span", { class: call.errors > 0 ? "warn" : "quiet" }, count(call.errors)),
           sort: (call) => call.errors,
