@@ -95,29 +95,25 @@ class Activity:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._lock = threading.Lock()
-        self._calls: deque[tuple[str, str, float, int, int, float | None]] = deque()  # not counted yet, as draws
+        self._calls: deque[tuple[str, str, float, int, int, float | None, bool]] = deque()  # not counted yet
         self._draws: deque[tuple[float, tuple[str, str, str], int, float, float, str, int]] = deque()
         self._seconds: dict[tuple[str, str], Histogram] = {}
+        self._waits: dict[str, int] = {}
         self._leaving: dict[str, Histogram] = {}
         self._refused: dict[str, int] = {}
-        self._waits: dict[str, int] = {}
         self._received = self._sent = 0
         self._learners: OrderedDict[tuple[str, str, str], _Learner] = OrderedDict()
 
     def call(
-        self, method: str, code: str, seconds: float, received: int, sent: int, leaving_s: float | None = None
-    ) -> None:
+        self, method: str, code: str, seconds: float, received: int, sent: int, leaving_s: float | None = None,
+        wait: bool = False,
+    ) -> None:  # fmt: skip
         """Counts a call that was handled. `code`: its gRPC status by name. received, sent: bytes of its messages. leaving_s:
-        how long its answer took to leave, beside `seconds`."""
-        self._calls.append((method, code, seconds, received, sent, leaving_s))
+        how long its answer took to leave, beside `seconds`. wait: whether it ended since there was nothing for it yet, which
+        its code does not tell."""
+        self._calls.append((method, code, seconds, received, sent, leaving_s, wait))
         if len(self._calls) >= _NOTES:
             self._settle()
-
-    def waited(self, method: str) -> None:
-        """Counts a call, which is counted besides, that ended since it had waited as long as it was to."""
-        method = method if method in METHODS else OTHER
-        with self._lock:
-            self._waits[method] = self._waits.get(method, 0) + 1
 
     def refused(self, code: str) -> None:
         """Counts a call whose caller is not known, or may not make it."""
@@ -139,8 +135,8 @@ class Activity:
         self._settle()
         with self._lock:
             return CallCounts(
-                seconds={key: histogram.view() for key, histogram in self._seconds.items()},
-                waits=dict(self._waits), received_bytes=self._received, sent_bytes=self._sent, refused=dict(self._refused),
+                seconds={key: histogram.view() for key, histogram in self._seconds.items()}, waits=dict(self._waits),
+                received_bytes=self._received, sent_bytes=self._sent, refused=dict(self._refused),
             )  # fmt: skip
 
     def answers(self) -> Mapping[str, HistogramView]:
@@ -165,7 +161,7 @@ class Activity:
                 self._count_draw(*self._draws.popleft())
 
     def _count_call(
-        self, method: str, code: str, seconds: float, received: int, sent: int, leaving_s: float | None
+        self, method: str, code: str, seconds: float, received: int, sent: int, leaving_s: float | None, wait: bool
     ) -> None:
         if method not in METHODS:
             method = OTHER
@@ -173,6 +169,8 @@ class Activity:
         if (histogram := self._seconds.get(key)) is None:
             histogram = self._seconds[key] = Histogram(SECONDS)
         histogram.observe(seconds)
+        if wait:
+            self._waits[method] = self._waits.get(method, 0) + 1
         self._received += received
         self._sent += sent
         if leaving_s is not None:

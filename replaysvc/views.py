@@ -268,9 +268,9 @@ class LearnerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCounts:
-    """Calls of a door. seconds: by (method, code); waits: by method, those of them that ended since what they waited for did
-    not come in time; bytes by direction, "received" and "sent". refused: by code, those that were turned away before anything
-    was read. inflight: by kind of worker; held_bytes: memory held for requests and answers."""
+    """Calls of a door. seconds: by (method, code); waits: by method, those of them that found nothing for them yet. Bytes by
+    direction, "received" and "sent". refused: by code, those that were turned away before anything was read. inflight: by kind
+    of worker; held_bytes: memory held for requests and answers."""
 
     seconds: Mapping[tuple[str, str], HistogramView] = field(default_factory=dict)
     waits: Mapping[str, int] = field(default_factory=dict)

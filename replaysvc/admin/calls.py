@@ -1,4 +1,4 @@
-"""The calls of the gRPC door, as the page shows them."""
+"""Calls of the gRPC door, a row a method."""
 
 from typing import Any
 
@@ -7,8 +7,11 @@ from replaysvc.views import CallCounts, HistogramView
 
 
 def calls_of(counts: CallCounts) -> list[dict[str, Any]]:
-    """Returns the calls by method, the most frequent first. waits: those that ended since there was not enough to draw, or no
-    room to write, for as long as they were to wait; errors: all others that ended with another code than OK."""
+    """Returns the calls by method, the most frequent first.
+
+    waits: those that ended since there was nothing for them yet, which is no fault: the caller comes again. errors: all others
+    that ended with another code than OK.
+    """
     by_method: dict[str, dict[str, HistogramView]] = {}
     for (method, code), view in counts.seconds.items():
         by_method.setdefault(method, {})[code] = view
@@ -19,8 +22,8 @@ def calls_of(counts: CallCounts) -> list[dict[str, Any]]:
             bounds=views[0].bounds, counts=tuple(map(sum, zip(*(view.counts for view in views), strict=True))),
             total=sum(view.total for view in views),
         )  # fmt: skip
-        count = sum(merged.counts)
-        fine, waits = sum(codes["OK"].counts if "OK" in codes else ()), counts.waits.get(method, 0)
-        row = {"method": method, "count": count, "errors": count - fine - waits, "waits": waits}
+        count, waits = sum(merged.counts), counts.waits.get(method, 0)
+        errors = count - sum(codes["OK"].counts if "OK" in codes else ()) - waits
+        row = {"method": method, "count": count, "waits": waits, "errors": errors}
         rows.append(row | {"p50_s": quantile(merged, 0.5), "p99_s": quantile(merged, 0.99)})
     return sorted(rows, key=lambda row: -row["count"])

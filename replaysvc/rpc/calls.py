@@ -17,10 +17,10 @@ from google.protobuf.message import DecodeError
 
 from replaysvc.activity import REQUEST_KEY, Activity, new_request_id, request_id, request_id_of
 from replaysvc.config import MAX_MESSAGE_BYTES
-from replaysvc.errors import InvalidRequestError, NotReadyError, SpecMismatchError, WaitTimeoutError
+from replaysvc.errors import InvalidRequestError, SpecMismatchError
 from replaysvc.rpc.admission import Admission, Call, Kind, handled
 from replaysvc.rpc.limits import MESSAGE_BYTES, REQUEST_COPIES, SENT_COPIES
-from replaysvc.rpc.status import abort, code_of
+from replaysvc.rpc.status import abort, code_of, is_wait
 from replaysvc.rpc.wire import check_append
 
 SIZE_KEY = "replaysvc-bytes"
@@ -139,9 +139,8 @@ class CallInterceptor(grpc.ServerInterceptor):
                 raise
             except Exception as error:
                 call.close()
-                activity.call(name, code_of(error, context), clock() - call.began_at, call.received, call.sent)
-                if isinstance(error, NotReadyError | WaitTimeoutError):
-                    activity.waited(name)
+                code, seconds, wait = code_of(error, context), clock() - call.began_at, is_wait(error, name)
+                activity.call(name, code, seconds, call.received, call.sent, wait=wait)
                 abort(error, context)
 
         def unary(requests: Iterator[bytes], context: Any) -> Any:

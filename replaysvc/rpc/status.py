@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 import grpc
 
 from replaysvc.activity import REQUEST_KEY, new_request_id, request_id
-from replaysvc.errors import ReplayError
+from replaysvc.errors import LimitedError, NotReadyError, ReplayError, WaitTimeoutError
 
 log = logging.getLogger(__name__)
 
 ERROR_KEY = "replaysvc-error"
 RETRY_KEY = "replaysvc-retry-after-ms"
+_WAITS = (NotReadyError, LimitedError)
+_FOR_DATA = ("Sample", "SampleLarge")  # calls that wait for data; of an append, a wait that ends is a commit that is late
 _MAX_SENTENCE = 2000  # bytes; gRPC triples most of them, and drops trailing metadata of more than 8 KiB with all that they say
 
 
@@ -26,6 +28,12 @@ def code_of(error: Exception, context: Any) -> str:
         return error.grpc_status
     code = context.code()
     return str(code.name) if code is not None else "CANCELLED" if isinstance(error, grpc.RpcError) else "INTERNAL"
+
+
+def is_wait(error: Exception, method: str) -> bool:
+    """Returns whether a call found nothing for it yet: no data, or a limiter that holds it back. Nothing is wrong then, and its
+    caller comes again. Only the class tells: others share the codes."""
+    return isinstance(error, _WAITS) or (isinstance(error, WaitTimeoutError) and method in _FOR_DATA)
 
 
 def abort(error: Exception, context: Any) -> NoReturn:

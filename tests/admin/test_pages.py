@@ -230,17 +230,19 @@ def test_calls_are_summed_over_their_codes():
     counts = CallCounts(
         seconds={
             ("Sample", "OK"): HistogramView(bounds=bounds, counts=(8, 0, 0), total=0.004),
-            ("Sample", "FAILED_PRECONDITION"): HistogramView(bounds=bounds, counts=(0, 2, 0), total=0.01),
+            ("Sample", "FAILED_PRECONDITION"): HistogramView(bounds=bounds, counts=(0, 7, 0), total=0.035),
             ("Append", "OK"): HistogramView(bounds=bounds, counts=(0, 1, 0), total=0.01),
             ("Snapshot", "INTERNAL"): HistogramView(bounds=bounds, counts=(0, 0, 1), total=5.0),
         },
-        waits={"Sample": 1},
+        waits={"Sample": 5},
     )
     rows = calls_of(counts)
-    assert [(row["method"], row["count"], row["errors"], row["waits"]) for row in rows] == [
-        ("Sample", 10, 1, 1), ("Append", 1, 0, 0), ("Snapshot", 1, 1, 0),
-    ]  # fmt: skip
-    assert rows[0]["p50_s"] == pytest.approx(0.001 * 5 / 8)
+    assert [(row["method"], row["count"], row["waits"], row["errors"]) for row in rows] == [
+        ("Sample", 15, 5, 2),
+        ("Append", 1, 0, 0),
+        ("Snapshot", 1, 0, 1),
+    ]
+    assert rows[0]["p50_s"] == pytest.approx(0.001 * 7.5 / 8)
     assert 0.001 < rows[0]["p99_s"] <= 0.01
 
 

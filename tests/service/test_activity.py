@@ -12,10 +12,19 @@ from replay_client import connect
 from replaysvc import TableConfig, access
 from replaysvc.access import Access, Role
 from replaysvc.activity import Activity, request_id
-from replaysvc.errors import NotReadyError, UnauthenticatedError
+from replaysvc.errors import (
+    CapacityError,
+    ConfigurationError,
+    LimitedError,
+    NotReadyError,
+    UnauthenticatedError,
+    WaitTimeoutError,
+    WriterFencedError,
+)
 from replaysvc.options import Limiter
 from replaysvc.rpc import admission
 from replaysvc.rpc.server import FRAMES, SERVICE, Server
+from replaysvc.rpc.status import is_wait
 from replaysvc.v1 import replay_pb2 as pb
 from replaysvc.v1 import replay_pb2_grpc
 from tests.builders import SCALARS, make_table, write_episodes
@@ -126,6 +135,30 @@ def test_call_that_its_caller_gave_up_counts_as_cancelled(stub, replay, activity
     next(call)
     call.cancel()
     wait_for(activity, {("GetParams", "CANCELLED"): 1})
+
+
+def test_call_that_found_no_data_is_a_wait_and_one_that_never_will_is_not(stub, replay, activity):
+    make_table(replay, [3], limiter=Limiter(min_steps=10))
+    for table in ("t", "t", "nosuch"):
+        with pytest.raises(grpc.RpcError):
+            stub.Sample(pb.SampleRequest(table=table, batch_size=8), timeout=30)
+    with pytest.raises(grpc.RpcError):
+        stub.Snapshot(pb.SnapshotRequest(name="s"), timeout=30)  # there is no directory for snapshots
+    code = NotReadyError.grpc_status
+    wait_for(activity, {("Sample", code): 2, ("Sample", "NOT_FOUND"): 1, ("Snapshot", code): 1})
+    assert activity.calls().waits == {"Sample": 2}
+
+
+@pytest.mark.parametrize(
+    ("error", "method", "wait"),
+    [
+        (NotReadyError, "Sample", True), (LimitedError, "Append", True), (WaitTimeoutError, "Sample", True),
+        (WaitTimeoutError, "SampleLarge", True), (WaitTimeoutError, "Append", False), (ConfigurationError, "Sample", False),
+        (WriterFencedError, "Append", False), (CapacityError, "Append", False), (TimeoutError, "Sample", False),
+    ],
+)  # fmt: skip
+def test_the_class_of_an_error_tells_whether_its_call_waited(error, method, wait):
+    assert is_wait(error("why"), method) is wait
 
 
 def test_unknown_methods_count_as_other(channel, activity):

@@ -51,6 +51,20 @@ def test_calls_are_counted_by_method_and_code(activity):
     assert (calls.received_bytes, calls.sent_bytes) == (210, 12000)
 
 
+def test_waits_are_counted_apart_from_errors_of_the_same_code(activity):
+    activity.call("Sample", "FAILED_PRECONDITION", 1.0, 10, 0, wait=True)
+    activity.call("Sample", "FAILED_PRECONDITION", 1.0, 10, 0, wait=True)
+    activity.call("Sample", "FAILED_PRECONDITION", 0.0, 10, 0)
+    activity.call("Append", "OK", 0.1, 10, 0)
+    before = activity.calls()
+    assert {key: sum(view.counts) for key, view in before.seconds.items()} == {
+        ("Sample", "FAILED_PRECONDITION"): 3, ("Append", "OK"): 1,
+    }  # fmt: skip
+    assert before.waits == {"Sample": 2}
+    activity.call("Sample", "FAILED_PRECONDITION", 1.0, 10, 0, wait=True)
+    assert (before.waits, activity.calls().waits) == ({"Sample": 2}, {"Sample": 3})
+
+
 def test_names_of_methods_that_do_not_exist_share_one_count(activity):
     for number in range(100):
         activity.call(f"/some.Service/Method{number}", "UNIMPLEMENTED", 0.0, 0, 0, 0.0)

@@ -211,13 +211,13 @@ export function overview(ctx) {
         { label: "Method", main: true, cell: (call) => call.method, sort: (call) => call.method },
         { label: "Calls", number: true, cell: (call) => count(call.count), sort: (call) => call.count },
         {
+          label: "Waits", number: true, hint: WORDS.waits, cell: (call) => h("span", { class: "quiet" }, count(call.waits)),
+          sort: (call) => call.waits,
+        },
+        {
           label: "Errors", number: true, hint: WORDS.errors,
           cell: (call) => h("span", { class: call.errors > 0 ? "warn" : "quiet" }, count(call.errors)),
           sort: (call) => call.errors,
-        },
-        {
-          label: "Waits", number: true, hint: WORDS.waits, cell: (call) => h("span", { class: "quiet" }, count(call.waits)),
-          sort: (call) => call.waits,
         },
         {
           label: "p50", number: true, hint: WORDS.p50, cell: (call) => known(span(call.p50_s), WHY.quantile),
