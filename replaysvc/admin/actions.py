@@ -8,8 +8,10 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Depends, FastAPI, Path, Request
 from fastapi.responses import Response
 
@@ -20,9 +22,10 @@ from replaysvc.admin.context import Admin
 from replaysvc.admin.pages import API
 from replaysvc.admin.parsing import checked, json_object
 from replaysvc.checks import check_flag, check_ids, check_name, shown
-from replaysvc.errors import AlreadyExistsError, InvalidRequestError, ReplayError, UnavailableError
+from replaysvc.errors import AlreadyExistsError, InvalidRequestError, NotFoundError, ReplayError, UnavailableError
 from replaysvc.jobs import asked_by
 from replaysvc.options import Limiter
+from replaysvc.table.looking import Looking
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +75,21 @@ class Actions:
         self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
     def start(
-        self, caller: Identity, kind: str, table: str, told: str, do: Callable[[], Any], done: Callable[[Any], dict[str, Any]]
-    ) -> Response:
+        self, caller: Identity, kind: str, table: str, told: str, do: Callable[[], Any], done: Callable[[Any], dict[str, Any]],
+        check: Callable[[], object] = lambda: None,
+    ) -> Response:  # fmt: skip
         """Does something in a thread. kind: of its job. told: for the log. done: what is answered if it is done quickly.
+        check: raises why it must not be done, so that there is no job.
 
         Raises:
-          UnavailableError: too much is under way. And what `do` raises within a moment.
+          UnavailableError: too much is under way. And what `check` raises, and `do` within a moment.
         """
+        told = f"admin {caller.name} ({caller.role}) {told}"
+        try:
+            check()
+        except ReplayError as error:
+            log.warning("%s: refused: %s", told, error)
+            raise
         if not self._slots.acquire(blocking=False):
             raise UnavailableError(f"{_MOST_AT_ONCE} such requests are under way; come again")
         work, last, context = Work(), self._last_job(), copy_context()
@@ -86,7 +97,7 @@ class Actions:
 
         def run() -> None:
             try:
-                work.run(do, f"admin {caller.name} ({caller.role}) {told}")
+                work.run(do, told)
             finally:
                 self._slots.release()
 
@@ -130,11 +141,19 @@ def add_actions(app: FastAPI, admin: Admin) -> None:
         ids = check_ids("episode_ids", [_id(value) for value in _list(body.get("episode_ids"))], MOST_IDS)
         open_episodes = check_flag("open_episodes", body.get("open_episodes", False))
         stored = replay.table(table)
-        told = f"delete {len(ids)} episodes of table {table}, ids {', '.join(map(str, ids[:5]))}{', ...' * (len(ids) > 5)}"
+        there: list[int] = []
+
+        def check() -> None:
+            there[:] = _there(replay.engine(table).looking, table, ids, open_episodes)
+
+        def done(count: int) -> dict[str, Any]:
+            absent = sorted(set(ids).difference(there))
+            return {"deleted": count, "absent": absent, "message": f"{count} episodes were deleted{_absent(absent)}"}
+
+        told = f"delete {len(ids)} episodes of table {table}, ids {_some(ids)}"
         return actions.start(
             caller_of(request), "delete_episodes", table, told,
-            lambda: stored.delete_episodes(ids, open_episodes=open_episodes),
-            lambda count: {"deleted": count, "message": f"{count} episodes were deleted"},
+            lambda: stored.delete_episodes(ids, open_episodes=open_episodes), done, check,
         )  # fmt: skip
 
     @app.post(
@@ -147,6 +166,7 @@ def add_actions(app: FastAPI, admin: Admin) -> None:
         return actions.start(
             caller_of(request), "set_limiter", table, f"set the limiter of table {table} to {limiter}",
             lambda: stored.set_limiter(limiter), lambda _: {"message": f"table {table} has another limiter"},
+            lambda: stored.config.limited(limiter),
         )  # fmt: skip
 
     bound = {"type": ["integer", "null"]}
@@ -163,8 +183,9 @@ def add_actions(app: FastAPI, admin: Admin) -> None:
         bounds = {name: body[name] for name in names}
         stored = replay.table(table)
         return actions.start(
-            caller_of(request), "set_capacity", table, f"set the capacity of table {table} to {bounds}",
+            caller_of(request), "set_capacity", table, f"set the capacity of table {table} to {shown(bounds)}",
             lambda: stored.set_capacity(**bounds), lambda _: {"message": f"table {table} has other bounds"},
+            lambda: replace(stored.config, **bounds),
         )  # fmt: skip
 
     @app.post(f"{at}/compact", name="compact", summary="Give back the disk space of what is gone", **_body({}))
@@ -201,6 +222,30 @@ def _list(value: Any) -> list[Any]:
     if not isinstance(value, list) or not value:
         raise InvalidRequestError(f"episode_ids: expected a list of ids, found {shown(value)}")
     return value
+
+
+def _there(looking: Looking, table: str, ids: list[int], open_episodes: bool) -> list[int]:
+    """Returns which episodes are there. The gRPC method only counts them: it is sent again when its answer was lost.
+
+    Raises:
+      NotFoundError: none of them. InvalidRequestError: one is open, and that was not asked for.
+    """
+    there, closed = looking.episodes_there(np.array(ids, np.int64))
+    if not there.size:
+        raise NotFoundError(f"episode_ids: expected episodes of table {table}, found none of {_some(ids)}")
+    if not closed.all() and not open_episodes:
+        found = _some(there[~closed].tolist())
+        raise InvalidRequestError(f"episode_ids: expected closed ones unless open_episodes is true, found {found}, still open")
+    return list(there.tolist())
+
+
+def _absent(ids: list[int]) -> str:
+    return f"; {len(ids)} were not there: {_some(ids)}" if ids else ""
+
+
+def _some(ids: list[int]) -> str:
+    """Returns the first ids, for a sentence."""
+    return f"{', '.join(map(str, ids[:5]))}{', ...' * (len(ids) > 5)}"
 
 
 def _id(value: Any) -> Any:

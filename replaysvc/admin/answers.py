@@ -49,9 +49,10 @@ def refusal(status: int, name: str, message: str, **headers: str) -> Response:
     return Response(error_body(name, message), status, headers=more, media_type="application/json")
 
 
-def of_error(error: ReplayError) -> Response:
-    """Returns the answer that tells of an error of ours."""
-    headers = {"www_authenticate": "Bearer"} if error.http_status == 401 else {}
+def of_error(error: ReplayError, **headers: str) -> Response:
+    """Returns the answer that tells of an error of ours; `headers` with _ for -."""
+    if error.http_status == 401:
+        headers["www_authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry_after"] = str(max(1, round(error.retry_after_s)))
     return refusal(error.http_status, error.name, str(error), **headers)

@@ -9,28 +9,32 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from replaysvc.access import bearer
 from replaysvc.activity import new_request_id, request_id
-from replaysvc.admin.answers import GUARDS, refusal
+from replaysvc.admin.answers import GUARDS, of_error, refusal
+from replaysvc.admin.room import Body, Room
+from replaysvc.errors import UnauthenticatedError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 HEAD_BYTES = 16 << 10  # of a request without its body
-BODY_BYTES = 1 << 20
-MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
+BODY_BYTES = 256 << 10  # the ids of 10,000 episodes fit, the largest that there are
 _PIECE_BYTES = 64 << 10  # of an answer
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
+_LENGTH = re.compile("[0-9]{1,20}")
 _PROBES = frozenset({"/livez", "/readyz"})
 
 
 class Guard:
-    """An ASGI application before another one. `names`: host names, in small letters, besides localhost and IP addresses."""
+    """An ASGI application before another one. `names`: host names, in small letters, besides localhost and IP addresses.
+    `tokens`: whether callers are known by theirs, or by their addresses alone."""
 
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app, self._names, self._requests = app, names, 0
+    def __init__(self, app: ASGIApp, names: frozenset[str], *, tokens: bool = False) -> None:
+        self._app, self._names, self._tokens, self._room = app, names, tokens, Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,30 +46,36 @@ class Guard:
         if refused is not None:
             await refusal(refused[0], refused[1], refused[2], **refused[3])(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the same answer, of which the connection leaves out the body
+            scope = {**scope, "method": "GET"}
         if scope["path"] in _PROBES:
             await self._app(scope, receive, send)
             return
-        if self._requests >= MOST_REQUESTS:
-            sentence = f"{MOST_REQUESTS} requests are under way; come again"
-            await refusal(503, "UnavailableError", sentence, retry_after="1", connection="close")(scope, receive, send)
-            return
-        self._requests += 1
-        under_way = True
-
-        def settle() -> None:
-            nonlocal under_way
-            self._requests -= under_way
-            under_way = False
-
+        body = Body(self._room, self._who(scope), receive)
+        if scope["method"] == "GET":
+            try:
+                body.enter()
+            except UnavailableError as error:
+                await of_error(error, connection="close")(scope, receive, send)
+                return
         try:
-            await self._app(scope, receive, _settling(send, settle))
+            await self._app(scope, body.receive, _settling(send, body.leave))
         except asyncio.CancelledError:
             log.warning("%s %.200s was under way at the end, and is left behind", scope["method"], scope["path"])
             raise
         except Exception:  # which was answered already
             log.exception("%s %.200s failed", scope["method"], scope["path"])
         finally:
-            settle()
+            body.leave()
+
+    def _who(self, scope: Scope) -> Hashable:
+        """Returns on whose account a request goes. A wrong token is nobody's: its request is refused before it costs much."""
+        shown = [value.decode("latin-1") for key, value in scope["headers"] if key == b"authorization"] if self._tokens else []
+        try:
+            secret = bearer(shown)
+        except UnauthenticatedError:
+            secret = None
+        return secret or (scope["client"] or ("unknown",))[0]
 
     def _refused(self, scope: Scope) -> tuple[int, str, str, dict[str, str]] | None:
         """Returns status, error, sentence and headers of the answer to a request that is not let in."""
@@ -85,9 +95,9 @@ class Guard:
         if not _is_ours(scope, headers, hosts[0]):
             sentence = "expected a request of this page itself, found one on behalf of another site"
             return 403, "PermissionDeniedError", sentence, {}
-        if scope["method"] not in ("GET", "POST"):
-            close = {"allow": "GET, POST", "connection": "close"}
-            return 405, "InvalidRequestError", "method: expected GET or POST", close
+        if scope["method"] not in ("GET", "HEAD", "POST"):
+            close = {"allow": "GET, HEAD, POST", "connection": "close"}
+            return 405, "InvalidRequestError", "method: expected GET, HEAD or POST", close
         return _refused_body(scope["method"], headers)
 
     def _is_known(self, host: str) -> bool:
@@ -115,16 +125,16 @@ def _is_ours(scope: Scope, headers: dict[str, list[str]], host: str) -> bool:
         return True
     # a link from elsewhere to the page itself, which holds no data, in a window of its own
     is_link = headers.get("sec-fetch-mode") == ["navigate"] and headers.get("sec-fetch-dest") == ["document"]
-    return is_link and scope["method"] == "GET" and scope["path"] == "/"
+    return is_link and scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
 
 
 def _refused_body(method: str, headers: dict[str, list[str]]) -> tuple[int, str, str, dict[str, str]] | None:
     lengths, close = headers.get("content-length", []), {"connection": "close"}
-    if method == "GET":
+    if method != "POST":
         if "transfer-encoding" in headers or lengths not in ([], ["0"]):
             return 400, "InvalidRequestError", "body: expected none, found one", close
         return None
-    if "transfer-encoding" in headers or len(lengths) != 1 or not lengths[0].isdigit():
+    if "transfer-encoding" in headers or len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
         return 411, "InvalidRequestError", "content-length: expected one, before the body", close
     if int(lengths[0]) > BODY_BYTES:
         return 413, "InvalidRequestError", f"body: expected at most {BODY_BYTES} bytes, found {lengths[0]}", close

@@ -91,6 +91,8 @@ def add_pages(app: FastAPI, looks: Looks) -> None:
         table: Annotated[str | None, Query(description="of one table; of all, if left out", max_length=64)] = None,
         window: Annotated[float, Query(description="seconds", ge=60, le=86_400)] = 600,
     ) -> Response:
+        if table is not None:
+            admin.replay.engine(table)  # or it does not exist
         return looks.answer(("history", table, window), lambda: watch.points(table, window))
 
     @app.get(f"{API}/tables", name="tables", summary="All tables", tags=["tables"])

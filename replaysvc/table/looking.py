@@ -183,6 +183,15 @@ class Looking:
             core.check_open()
             return newest_columns(core.index, limit)
 
+    def episodes_there(self, ids: Array) -> tuple[Array, Array]:
+        """Returns those of the episodes `ids` of which steps are stored, and whether each has an end."""
+        core = self._core
+        with core.changed:
+            core.check_open()
+            ids = ids[(ids >= core.index.episodes.base) & (ids < core.index.episodes.end)]
+            first_row, _, closed = core.index.episode_state(ids)
+            return ids[first_row >= 0], closed[first_row >= 0]
+
     # -- with the lock held -------------------------------------------------------------------------------------------
 
     def _spaced(self, n: int) -> Array:

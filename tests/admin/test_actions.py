@@ -72,11 +72,29 @@ def test_wrong_values_are_refused_and_nothing_changes(browser, replay, table):
         ("tables/t/capacity", CAPACITY | {"capacity_steps": 0}),
         ("tables/t/capacity", CAPACITY | {"capacity_steps": "5"}),
         ("tables/t/capacity", CAPACITY | {"capacity_steps": 5.5}),
+        ("tables/t/capacity", CAPACITY | {"capacity_steps": True}),
+        ("tables/t/capacity", CAPACITY | {"capacity_bytes": 5}),
+        ("tables/t/limiter", {"limiter": {"min_steps": 1, "samples_per_insert": 2.0, "error_buffer": 0.001}}),
     ]:
         answer = browser.post(f"/api/v1/{path}", body | {"confirm": "t"})
         assert answer.status == 400, (path, body, answer.body)
     assert browser.post("/api/v1/snapshots", {"name": "../up", "confirm": "../up"}).status == 400
-    assert state(replay)[:4] == before[:4]
+    assert state(replay) == before  # nor is there a job
+
+
+def test_bounds_that_the_limiter_or_the_table_cannot_have_are_refused_without_a_job(browser, replay, table):
+    table.set_limiter(Limiter(min_steps=3))
+    table.set_capacity(capacity_steps=100)
+    before = state(replay)
+    answer = browser.post("/api/v1/tables/t/capacity", CAPACITY | {"capacity_steps": 2, "confirm": "t"})
+    assert (answer.status, answer.json["message"]) == (
+        400, "limiter.min_steps: expected at most capacity_steps=2, found 3"
+    )  # fmt: skip
+    answer = browser.post("/api/v1/tables/t/limiter", {"limiter": LIMITER | {"min_steps": 101}, "confirm": "t"})
+    assert (answer.status, answer.json["message"]) == (
+        400, "limiter.min_steps: expected at most capacity_steps=100, found 101"
+    )  # fmt: skip
+    assert state(replay) == before
 
 
 def test_what_does_not_exist_is_not_found(browser, table):
@@ -94,10 +112,30 @@ def test_table_is_deleted(browser, replay, table):
 
 
 def test_episodes_are_deleted(browser, replay, table):
-    body = {"episode_ids": [2, "0", 77], "open_episodes": False, "confirm": "t"}  # 77 was never there
+    body = {"episode_ids": [2, "0"], "open_episodes": False, "confirm": "t"}
     answer = browser.post("/api/v1/tables/t/delete-episodes", body)
-    assert (answer.status, answer.json["deleted"]) == (200, 2)
+    assert (answer.status, answer.json) == (200, {"job": 1, "deleted": 2, "absent": [], "message": "2 episodes were deleted"})
     assert [record.episode_id for record in table.episodes()] == [1]
+
+
+def test_episodes_that_were_not_there_are_told(browser, table):
+    table.delete_episodes([1])
+    body = {"episode_ids": [2, 77, 1], "confirm": "t"}  # 77 was never there
+    answer = browser.post("/api/v1/tables/t/delete-episodes", body)
+    assert answer.status == 200
+    assert answer.json == {
+        "job": 2, "deleted": 1, "absent": [1, 77], "message": "1 episodes were deleted; 2 were not there: 1, 77"
+    }  # fmt: skip
+
+
+def test_episodes_none_of_which_is_there_are_not_found(browser, replay, table):
+    table.delete_episodes([1])
+    before = state(replay)
+    for ids, said in ([1], "1"), ([(1 << 63) - 1], "9223372036854775807"), (range(90, 97), "90, 91, 92, 93, 94, ..."):
+        answer = browser.post("/api/v1/tables/t/delete-episodes", {"episode_ids": list(ids), "confirm": "t"})
+        assert (answer.status, answer.json["error"]) == (404, "NotFoundError")
+        assert answer.json["message"] == f"episode_ids: expected episodes of table t, found none of {said}"
+    assert state(replay) == before  # nor is there a job
 
 
 def test_ten_thousand_ids_are_taken(browser, table):
@@ -115,6 +153,9 @@ def test_open_episodes_are_deleted_only_if_that_is_asked_for(browser, replay):
     body = {"episode_ids": [record.episode_id], "confirm": "t"}
     refused = browser.post("/api/v1/tables/t/delete-episodes", body)
     assert (refused.status, refused.json["error"]) == (400, "InvalidRequestError")
+    expected = f"episode_ids: expected closed ones unless open_episodes is true, found {record.episode_id}, still open"
+    assert refused.json["message"] == expected
+    assert replay.jobs.views() == []
     assert browser.post("/api/v1/tables/t/delete-episodes", body | {"open_episodes": True}).json["deleted"] == 1
     writer.abandon()
 
@@ -178,6 +219,13 @@ def test_every_action_is_told_in_the_log_with_who_asked(secured, secrets, replay
         "admin some-admin (admin) delete table t: done",
     ]
     assert {job.who for job in replay.jobs.views()} == {"some-admin"}
+
+
+def test_line_in_the_log_is_short_whatever_was_asked_for(browser, table, caplog):
+    body = CAPACITY | {"capacity_steps": "5" * 100_000, "confirm": "t"}
+    assert browser.post("/api/v1/tables/t/capacity", body).status == 400
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "replaysvc.admin.actions"]
+    assert len(line) < 1000
 
 
 def test_work_that_takes_long_goes_on_and_is_a_job(browser, replay, table, monkeypatch):

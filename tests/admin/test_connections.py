@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from replaysvc.access import Role, append_token, new_token
 from replaysvc.admin import connection as connection_module
-from replaysvc.admin import guard, pages
+from replaysvc.admin import guard, pages, room
 from replaysvc.admin.server import THREADS
 from tests.admin.browser import Browser, rest
 from tests.waiting import wait_until
@@ -137,7 +138,7 @@ def test_client_that_does_not_read_is_cut_off(open_door, monkeypatch):
 
 
 def test_slow_readers_give_way_and_take_no_place_of_others(browser, monkeypatch):
-    monkeypatch.setattr(guard, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(room, "MOST_REQUESTS", 2)
     monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 4)
     greedy = [socket.socket() for _ in range(5)]
     try:
@@ -176,7 +177,7 @@ async def _send(send, body):
 
 
 def test_only_so_many_requests_are_under_way_but_probes_are_answered(browser, stuck, monkeypatch):
-    monkeypatch.setattr(guard, "MOST_REQUESTS", THREADS + 1)
+    monkeypatch.setattr(room, "MOST_REQUESTS", THREADS + 1)
     with ThreadPoolExecutor(THREADS + 1) as pool:
         waiting = [pool.submit(browser.get, f"/api/v1/tables/t{i}") for i in range(THREADS)]
         for _ in range(THREADS):
@@ -190,6 +191,87 @@ def test_only_so_many_requests_are_under_way_but_probes_are_answered(browser, st
         assert not any(one.done() for one in waiting)
         stuck.go_on()
         assert [one.result(30).status for one in waiting] == [200] * len(waiting)
+
+
+def slow(browser, token=None):
+    """Returns a connection on which a body is on its way, and known to be."""
+    connection = browser.connect()
+    shown = b"" if token is None else b"Authorization: Bearer %s\r\n" % token.encode()
+    connection.sendall(POST.replace(b"\r\n\r\n", b"\r\n%sExpect: 100-continue\r\n\r\n" % shown))
+    assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # which comes when somebody waits for it
+    return connection
+
+
+def test_bodies_on_their_way_take_no_place_of_pages(browser, monkeypatch):
+    monkeypatch.setattr(room, "MOST_REQUESTS", 2)
+    monkeypatch.setattr(room, "MOST_OF_ONE", 2)
+    slows = [slow(browser) for _ in range(8)]
+    try:
+        assert browser.get("/api/v1/session").status == 200
+        assert browser.post("/api/v1/scrub", {}).status == 400  # of which all has come
+    finally:
+        for one in slows:
+            one.close()
+
+
+def test_body_that_is_whole_takes_its_place(browser, stuck, monkeypatch):
+    monkeypatch.setattr(room, "MOST_REQUESTS", 1)
+    with slow(browser) as half, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(browser.get, "/api/v1/tables/t")
+        assert stuck.acquire(timeout=30)
+        half.sendall(b" " * 98 + b"}")
+        assert half.recv(1000).startswith(b"HTTP/1.1 503 ")
+        stuck.go_on()
+        assert waiting.result(30).status == 200
+
+
+def test_body_that_keeps_us_waiting_longest_gives_way(browser, monkeypatch):
+    monkeypatch.setattr(room, "MOST_BODIES", 2)
+    slows = [slow(browser) for _ in range(3)]
+    answer = slows[0].recv(10_000).lower()
+    assert answer.startswith(b"http/1.1 503 ")
+    assert b"\r\nretry-after: 1\r\n" in answer
+    for one in slows[1:]:
+        one.sendall(b" " * 98 + b"}")
+        assert one.recv(1000).startswith(b"HTTP/1.1 400 ")  # it was not confirmed
+    for one in slows:
+        one.close()
+
+
+def test_bodies_of_whoever_has_most_of_them_give_way_first(secured, secrets, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "MOST_BODIES", 3)
+    other, lines = new_token("other-admin", Role.ADMIN)
+    append_token(tmp_path / "tokens.toml", lines)
+    browser = Browser(secured.port)
+    wait_until(lambda: Browser(secured.port, token=other).get("/api/v1/session").status == 200)
+    slows = [slow(browser, other), *(slow(browser, secrets["admin"]) for _ in range(3))]
+    assert slows[1].recv(1000).startswith(b"HTTP/1.1 503 ")
+    slows[0].sendall(b" " * 98 + b"}")
+    assert slows[0].recv(1000).startswith(b"HTTP/1.1 400 ")
+    for one in slows:
+        one.close()
+
+
+def test_body_without_a_token_is_not_waited_for(secured):
+    with Browser(secured.port).connect() as connection:
+        connection.sendall(POST)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 401 ")
+
+
+def test_one_caller_leaves_room_for_others(secured, secrets, stuck, monkeypatch):
+    monkeypatch.setattr(room, "MOST_OF_ONE", 2)
+    one, other = (Browser(secured.port, token=secrets[role]) for role in ("viewer", "learner"))
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(one.get, f"/api/v1/tables/t{i}") for i in range(2)]
+        for _ in range(2):
+            assert stuck.acquire(timeout=30)
+        refused = one.get("/api/v1/session")
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json["message"] == "2 requests of this caller are under way; come again"
+        assert other.get("/api/v1/session").status == 200
+        stuck.go_on()
+        assert [each.result(30).status for each in waiting] == [200, 200]
+    assert one.get("/api/v1/session").status == 200
 
 
 def test_answers_are_shared_while_they_are_made(browser, stuck):

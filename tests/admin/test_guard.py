@@ -87,16 +87,46 @@ def test_link_from_elsewhere_leads_to_the_page_and_to_nothing_else(browser):
 
 def test_other_methods_are_refused(browser):
     for method, path in EVERYWHERE:
-        if method not in ("GET", "POST"):
+        if method not in ("GET", "HEAD", "POST"):
             answer = browser.request(method, path)
-            assert (answer.status, answer.headers["allow"]) == (405, "GET, POST"), (method, path)
+            assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST"), (method, path)
 
 
 def test_method_of_another_route_is_refused(browser):
-    assert browser.post("/api/v1/overview", {}).status == 405
+    answer = browser.post("/api/v1/overview", {})
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
     answer = browser.get("/api/v1/scrub")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert answer.json["error"] == "InvalidRequestError"
+    assert browser.request("HEAD", "/api/v1/scrub").status == 405
+
+
+def test_head_is_answered_as_get_without_the_body(browser):
+    for path in (*PATHS, "/api/v1/openapi.json", "/static/plotly.min.js"):
+        asked, told = browser.get(path), browser.request("HEAD", path)
+        assert told.status == asked.status, path
+        assert told.body == b""
+        same = "content-type", "content-security-policy", "cache-control", "etag"
+        assert [told.headers[name] for name in same] == [asked.headers[name] for name in same], path
+        if path != "/api/v1/overview":  # which has a time in it
+            assert told.headers["content-length"] == str(len(asked.body)), path
+
+
+def test_next_request_of_a_connection_is_answered_after_a_head(browser):
+    head, get = (b"%s /livez HTTP/1.1\r\nHost: localhost\r\n" % method for method in (b"HEAD", b"GET"))
+    with browser.connect() as connection:
+        connection.sendall(head + b"\r\n" + get + b"Connection: close\r\n\r\n")
+        first, _, second = rest(connection).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 200 ")
+    assert second.endswith(b'{"status":"ok"}')
+
+
+def test_head_is_guarded_as_get_is(browser, secured):
+    assert browser.request("HEAD", "/livez", host="evil.example").status == 400
+    assert browser.request("HEAD", "/livez", [("Sec-Fetch-Site", "cross-site")]).status == 403
+    assert browser.request("HEAD", "/livez", [], b"{}").status == 400
+    assert Browser(secured.port).request("HEAD", "/api/v1/overview").status == 401
 
 
 def test_pages_that_do_not_exist_are_not_found(browser):
@@ -122,7 +152,7 @@ BODIES = [
     ([JSON, JSON], b"{}", 415),
     ([JSON], None, 411),
     ([JSON, ("Transfer-Encoding", "chunked")], None, 411),
-    ([JSON, ("Content-Length", str((1 << 20) + 1))], None, 413),
+    ([JSON, ("Content-Length", str((256 << 10) + 1))], None, 413),
     ([JSON], b"", 400),
     ([JSON], b"{", 400),
     ([JSON], b"\xff\xfe", 400),
@@ -188,7 +218,7 @@ def test_every_answer_has_the_headers_that_guard_it(browser, secured, open_door)
     assert "unsafe-inline" not in answers.POLICY.partition("style-src")[0]
 
 
-def test_failure_that_nobody_foresaw_is_told_without_its_inside(browser, open_door, caplog):
+def test_failure_that_nobody_foresaw_is_told_without_its_inside(open_door, caplog):
     def fail():
         raise RuntimeError("inner secret")
 
@@ -198,6 +228,8 @@ def test_failure_that_nobody_foresaw_is_told_without_its_inside(browser, open_do
     answer = Browser(open_door(metrics=Broken()).port).get("/metrics")
     assert (answer.status, answer.json["error"]) == (500, "ReplayError")
     assert "inner secret" not in answer.body.decode()
+    asked = answer.headers["x-request-id"]
+    assert answer.json["message"] == f"the service failed (RuntimeError); its log has the cause, at request {asked}"
     assert answer.headers["content-security-policy"] == answers.POLICY
     wait_until(lambda: "inner secret" in caplog.text)  # which is written after the answer
     assert [record.name for record in caplog.records if record.exc_info] == ["replaysvc.admin.guard"]

@@ -93,6 +93,16 @@ def test_every_route_lets_in_the_roles_in_the_table_and_no_others(app, secured, 
     assert replay.table("t").stats().steps == 3  # no POST did anything: none was confirmed
 
 
+@pytest.mark.parametrize("role", sorted(EVERYBODY))
+def test_head_lets_in_whom_get_lets_in(app, secured, secrets, replay, role):
+    make_table(replay, [3])
+    browser, nobody = Browser(secured.port, token=secrets[role]), Browser(secured.port)
+    for name, method, path in routes_of(app):
+        if method == "GET":
+            assert browser.request("HEAD", path).status == browser.get(path).status, name
+            assert nobody.request("HEAD", path).status == (200 if name in OPEN_PAGES else 401), name
+
+
 def test_route_that_is_in_no_table_is_refused_to_everyone(open_door, secrets, tmp_path, secured):
     secured.app.add_api_route("/api/v1/forgotten", lambda: {"secret": 1}, name="forgotten")
     assert Browser(secured.port, token=secrets["admin"]).get("/api/v1/forgotten").status == 403
