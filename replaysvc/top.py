@@ -188,9 +188,8 @@ def _on_disk(frame: Frame) -> str:
 
 
 def _room(disk: DiskOutlook) -> str:
-    used = 1 - disk.view.free_bytes / max(1, disk.view.total_bytes)
     left = "" if disk.days_left is None else f", full in about {disk.days_left:.2g} days"
-    return f"disk {used:.0%} used, {_size(disk.view.free_bytes)} free{left}"
+    return f"disk {disk.view.full_share:.0%} full, {_size(disk.view.free_bytes)} free{left}"
 
 
 def _plain(text: str, most_cells: int = _NAME_CELLS, style: str = "") -> Text:

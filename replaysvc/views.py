@@ -195,6 +195,12 @@ class DiskView:
     reserve_bytes: int
     refuses: bool
 
+    @property
+    def full_share(self) -> float:
+        """Returns how full the file system is for who is not root, 0 to 1, as `df` tells it."""
+        taken = self.total_bytes - self.root_bytes - self.free_bytes
+        return taken / max(1, taken + self.free_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogView:

@@ -30,7 +30,9 @@ def disk_of(disk: DiskOutlook | None) -> dict[str, Any] | None:
     """Returns how full the disk is, and when it will be; None if that cannot be known."""
     if disk is None:
         return None
-    return asdict(disk.view) | {"growth_bytes_per_day": disk.growth_bytes_per_day, "days_left": disk.days_left}
+    return asdict(disk.view) | {
+        "full_share": disk.view.full_share, "growth_bytes_per_day": disk.growth_bytes_per_day, "days_left": disk.days_left,
+    }  # fmt: skip
 
 
 def _totals(tables: list[Told], disk: DiskOutlook | None) -> dict[str, Any]:

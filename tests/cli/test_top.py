@@ -102,7 +102,7 @@ def test_verdict_of_the_service_is_shown_with_its_reasons(stats):
 
 def test_disk_is_told_with_its_share_and_what_is_left(stats):
     frame = framed("x", None, seen(stats, 1.0, days_left=12.34))
-    assert "disk 75% used, 300.0 MiB free, full in about 12 days" in printed(frame)
+    assert "disk 75% full, 300.0 MiB free, full in about 12 days" in printed(frame)
     assert frame.asdict()["disk"]["view"]["free_bytes"] == 300 * MIB
     assert "300.0 MiB free\n" in printed(framed("x", None, seen(stats, 1.0)))
 

@@ -13,7 +13,7 @@ export const perInsert = (value) => (value === null ? DASH : new Intl.NumberForm
 ).format(value));
 // Returns a time of days as far as it can be known: the growth of an hour is no better than two digits.
 export const about = (days) => `about ${span(Number((days * 86400).toPrecision(2)))}`;
-export const left = (disk) => `disk ${share(1 - disk.free_bytes / disk.total_bytes)} used, ${
+export const left = (disk) => `disk ${share(disk.full_share)} full, ${
   disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${about(disk.days_left)}`}`;
 
 export const perInsertTile = (row) => tile({
@@ -104,8 +104,8 @@ export function disk(data) {
     ...frame,
     sub: data.refuses ? h(
       "span", { class: "bad" }, "Appends are refused: the reserve is reached."
-    ) : data.days_left === null ? `${share(1 - part(data.free_bytes))} used of ${bytes(data.total_bytes)}.`
-      : `${share(1 - part(data.free_bytes))} used of ${bytes(data.total_bytes)}; full in ${about(data.days_left)} at the growth of late.`,
+    ) : data.days_left === null ? `${share(data.full_share)} full.`
+      : `${share(data.full_share)} full; all of it in ${about(data.days_left)} at the growth of late.`,
   },
     bar({
       parts: [

@@ -114,3 +114,10 @@ def test_real_file_system_adds_up(tmp_path):
     status = os.statvfs(tmp_path)
     assert view.root_bytes == (status.f_bfree - status.f_bavail) * status.f_frsize
     assert view.free_bytes + view.root_bytes <= view.total_bytes
+    assert 0.0 <= view.full_share <= 1.0
+
+
+def test_what_is_kept_for_root_is_no_part_of_how_full_the_disk_is():
+    known = {"used_bytes": 10, "free_bytes": 30, "total_bytes": 100, "reserve_bytes": 0, "refuses": False}
+    assert DiskView(root_bytes=40, **known).full_share == 0.5  # 30 of the 60 that are not root's
+    assert DiskView(root_bytes=70, **known).full_share == 0.0
