@@ -8,7 +8,8 @@ from tests.builders import make_table
 T = "/api/v1/tables/t"
 OF_TABLES = (
     "", "/ages", "/columns", "/samplers/uniform", "/episodes", "/episode-points", "/episodes/0",
-    "/episodes/0/steps?column=reward", "/episodes/0/priorities", "/episodes/0/image?column=observation&t=0", "/episodes/0/strip?column=observation",
+    "/episodes/0/steps?column=reward", "/episodes/0/priorities", "/episodes/0/image?column=observation&t=0",
+    "/episodes/0/strip?column=observation",
 )  # fmt: skip
 OF_EPISODES = ("", "/steps?column=reward", "/priorities", "/image?column=observation&t=0", "/strip?column=observation")
 NOT_A_NUMBER, NOT_WHOLE = "expected a number", "expected a whole number"
