@@ -27,13 +27,18 @@ class Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._waits = False  # for the end of a request
         self._since = 0.0
+        self.is_given_up = False
         super().connection_made(transport)  # type: ignore[arg-type]  # as asyncio's own protocols have it
         self._await_request()
         if len(self.connections) > MOST_CONNECTIONS:
             self._make_room()
 
     def _make_room(self) -> None:
-        others: list[Any] = [other for other in self.connections if other is not self]
+        """Ends a connection. One that ends already is still among all: of many newcomers at once, each needs another one."""
+        there: list[Any] = [other for other in self.connections if not other.is_given_up]
+        if len(there) <= MOST_CONNECTIONS:
+            return
+        others = [other for other in there if other is not self]
         waiting = [other for other in others if other.is_idle] or [other for other in others if other.is_taken]
         if waiting:
             min(waiting, key=lambda other: other._since).give_up()
@@ -79,6 +84,7 @@ class Connection(H11Protocol):
 
     def give_up(self) -> None:
         """Ends the connection, whatever the client has still to send or to take."""
+        self.is_given_up = True
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:

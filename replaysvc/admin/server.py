@@ -23,7 +23,7 @@ _library_log = logging.getLogger("uvicorn.error")
 THREADS = 4  # that look at the store at once
 _START_S = 30.0
 _STOP_S = 5.0  # for what is under way, and then no longer
-_BACKLOG = 128
+_BACKLOG = 128  # also how many connections are taken at a time: those that must give way have gone before more come
 
 
 class Tls(Protocol):
@@ -74,7 +74,7 @@ class AdminServer:
             uvicorn.Config(
                 guarded(self.app, admin), http=Connection, loop="asyncio", lifespan="off", ws="none", interface="asgi3",
                 log_config=None, access_log=False, proxy_headers=False, server_header=False, timeout_keep_alive=5,
-                timeout_graceful_shutdown=2, h11_max_incomplete_event_size=HEAD_BYTES,
+                timeout_graceful_shutdown=2, h11_max_incomplete_event_size=HEAD_BYTES, backlog=_BACKLOG,
                 ssl_context_factory=(lambda *_: context) if context is not None else None,
             )
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from replaysvc.errors import WaitTimeoutError
 
 Value = TypeVar("Value")
-_MOST = 256  # remembered; the oldest is forgotten first
+_MOST, _MOST_BYTES = 256, 32 << 20  # remembered; the oldest is forgotten first
 _WAIT_S = 20.0  # for whoever makes it
 
 
@@ -21,6 +21,7 @@ class Cached:
         self._clock = clock
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[float, Future[Any]]] = OrderedDict()
+        self._bytes: dict[Hashable, int] = {}  # of those that are made, the oldest first
 
     def get(self, key: Hashable, make: Callable[[], Value], good_s: float = 1.0) -> Value:
         """Returns the value of `key`, at most `good_s` old, counted from when somebody began to make it.
@@ -36,8 +37,8 @@ class Cached:
                 value = Future()
                 self._values[key] = (self._clock(), value)
                 self._values.move_to_end(key)
-                while len(self._values) > _MOST:
-                    self._values.popitem(last=False)
+                self._bytes.pop(key, None)
+                self._forget_surplus()
         assert value is not None
         if fresh:
             try:
@@ -46,11 +47,31 @@ class Cached:
                 raise WaitTimeoutError(f"this is being looked at, and took more than {_WAIT_S:g} s; come again") from None
             return found
         try:
-            value.set_result(make())
+            made = make()
         except BaseException as error:
             with self._lock:
                 if self._values.get(key, (0.0, None))[1] is value:
                     del self._values[key]
             value.set_exception(error)
-        made: Value = value.result()
+            raise
+        value.set_result(made)
+        with self._lock:
+            if self._values.get(key, (0.0, None))[1] is value:
+                self._bytes[key] = _size(made)
+                self._forget_surplus()
         return made
+
+    def _forget_surplus(self) -> None:
+        while len(self._values) > _MOST:
+            key, _ = self._values.popitem(last=False)
+            self._bytes.pop(key, None)
+        while sum(self._bytes.values()) > _MOST_BYTES:
+            key = next(iter(self._bytes))  # made before all others
+            del self._bytes[key], self._values[key]
+
+
+def _size(value: object) -> int:
+    """Returns the bytes of an answer; what is no answer is small."""
+    if isinstance(value, tuple):
+        return sum(_size(part) for part in value)
+    return len(value) if isinstance(value, bytes) else 0
