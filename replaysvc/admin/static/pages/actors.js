@@ -8,7 +8,7 @@ import { WHY, WORDS } from "../words.js";
 
 const STATES = {
   writing: ["ok", "Writing", "It has committed steps of late."], idle: ["off", "Idle", "It is heard of and writes nothing."],
-  stale: ["warning", "Stale", "It writes with an old policy."], lost: ["failing", "Lost", "Nothing is heard of it any more."],
+  stale: ["warning", "Stale", "It writes with an old policy, or nothing was heard of it for a while."], lost: ["failing", "Lost", "Nothing is heard of it any more."],
 };
 
 export function actors(ctx) {
@@ -75,7 +75,7 @@ export function actors(ctx) {
               ],
             },
             {
-              label: "State", sort: (actor) => actor.state,
+              label: "State", hint: data.stale_rule, sort: (actor) => actor.state,
               cell: (actor) => pill(...(STATES[actor.state] ?? ["off", actor.state])),
             },
             !ctx.table && {
@@ -114,7 +114,7 @@ export function actors(ctx) {
               sort: (actor) => actor.episodes, cell: (actor) => count(actor.episodes),
             },
           ].filter(Boolean),
-        })),
+        }), here.length > 0 && data.stale_rule && h("p", { class: "note below", key: "stale-rule" }, data.stale_rule)),
       ];
     }, [skeleton(4, "tiles"), skeleton(8)]),
   };

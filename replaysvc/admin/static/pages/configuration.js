@@ -33,7 +33,7 @@ export function configuration(ctx) {
 const named = (title, values) => card({ title, key: title }, rows({
   caption: title, list: Object.entries(values ?? {}), key: ([name]) => name, page: 200, empty: empty("Nothing"),
   columns: [
-    { label: "Name", main: true, cell: ([name]) => h("code", null, name) },
+    { label: "Name", main: true, wrap: true, cell: ([name]) => h("code", null, name) },
     { label: "Value", wrap: true, cell: ([name, one]) => shown(name, one) },
   ],
 }));

@@ -30,7 +30,12 @@ export function learners(ctx) {
         columns: [
           {
             label: "Learner", main: true, wrap: true, wide: true, sort: (learner) => learner.name,
-            cell: (learner) => [h("span", { class: "name" }, learner.name), h("span", { class: "under" }, learner.sentence)],
+            cell: (learner) => [
+              h("span", { class: "name" }, learner.name), h("span", { class: "under" }, learner.sentence),
+              learner.last_wait && learner.state !== "waiting" && h(
+                "span", { class: "under", title: "Why it last got nothing." }, `last wait: ${learner.last_wait}`
+              ),
+            ],
           },
           {
             label: "State", sort: (learner) => learner.state,
@@ -63,10 +68,6 @@ export function learners(ctx) {
                 label: `${share(learner.waited_share)} of the last minute`,
               })
             ),
-          },
-          {
-            label: "Last wait", wrap: true, wide: true, hint: "Why it last got nothing.",
-            cell: (learner) => known(learner.last_wait, "It has not waited."),
           },
           {
             label: "Items", number: true, hint: WORDS.learner_items, sort: (learner) => learner.items,
