@@ -46,40 +46,6 @@ def test_every_page_shows_its_data_without_a_complaint_and_asks_nobody_else(brow
         assert heard.hosts == {demo.page.split("//")[1].strip("/")}
 
 
-@pytest.mark.parametrize("width", [1280, 1440])
-def test_tables_fit_into_the_window_of_a_laptop(browser, demo, width):
-    cut = """() => [...document.querySelectorAll('.scroller')].filter((one) => one.scrollWidth > one.clientWidth)
-      .map((one) => `${one.querySelector('caption').textContent}: ${one.scrollWidth} of ${one.clientWidth}`)"""
-    with page_of(browser, size=(width, 800)) as (page, heard):
-        for place, title in PAGES:
-            page.goto(f"{demo.page}#/{place}")
-            expect(page.get_by_role("heading", level=1)).to_have_text(title)
-            rested(page)
-            assert (wide(page) <= 0, page.evaluate(cut)) == (True, []), place
-        assert heard.errors == []
-
-
-def test_charts_out_of_view_are_drawn_again_when_they_come_into_view_or_are_printed(browser, demo):
-    last = "() => [...document.querySelectorAll('.chart .plot')].at(-1)?.data?.[0].x.at(-1)"
-    with page_of(browser, size=(1280, 300)) as (page, heard):
-        page.goto(demo.page)
-        page.wait_for_function(last)  # each is drawn once, wherever it lies
-        first = page.evaluate(last)
-        newest = "() => document.querySelector('.chart .plot').data[0].x.at(-1)"
-        chart = page.locator(".chart").first
-        chart.scroll_into_view_if_needed()
-        page.wait_for_function(f"() => ({newest})() > '{first}'")
-        assert page.evaluate(last) == first
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        page.wait_for_function(f"() => ({last})() > '{first}'")
-        printed = page.evaluate(last)
-        page.wait_for_function(f"() => ({newest})() > '{printed}'")
-        assert page.evaluate(last) == printed
-        page.locator(".chart").last.scroll_into_view_if_needed()
-        page.wait_for_function(f"() => ({last})() > '{printed}'")
-        assert heard.errors == []
-
-
 def test_the_overview_tells_what_the_demo_does(browser, demo):
     with page_of(browser) as (page, heard):
         page.goto(demo.page)

@@ -240,7 +240,8 @@ def check_honest(honest: Found, spans: dict[str, tuple[float, float]], report: R
                 silent = max(np.diff([start, *ends, stop]).tolist())
                 report.figures[f"longest_without_a_batch_s {name}"] = round(silent, 2)
                 if silent > bound:
-                    report.violations.append(f"learner: expected a batch each {bound:g} s {name}, found none for {silent:.1f} s")
+                    found = f"found none for {silent:.1f} s"
+                    report.violations.append(f"learner: expected a batch each {bound:g} s {name}, {found}")
 
 
 def check_hostile(hostile: Sequence[Found], report: Report) -> None:

@@ -3,6 +3,8 @@
 import { DASH, NARROW, count } from "./format.js";
 import { h } from "./view.js";
 
+const MANY = 6; // columns of a table that is set closer where there is little room
+
 // Returns a section with a heading. hint: what it shows, in a sentence; actions: at the right of the heading.
 export function card({ title, hint, sub, actions, span = "", key, level = "h2" }, ...children) {
   return h("section", { class: `card ${span}`, key },
@@ -83,7 +85,7 @@ export function rows({ caption, columns, list, key, state, onChange, empty, page
       ));
   };
   return [
-    h("div", { class: "scroller" }, h("table", { class: "rows" },
+    h("div", { class: "scroller" }, h("table", { class: `rows ${columns.length > MANY ? "many" : ""}` },
       h("caption", { class: "hidden" }, caption),
       h("thead", null, h("tr", null, columns.map(head))),
       h("tbody", null, sorted.slice(0, most).map((row) => h("tr", { key: key(row), class: rowClass?.(row) },

@@ -37,7 +37,7 @@ export function actors(ctx) {
             hint: "The newest policy version that the service has seen.", why: "No policy version was given yet.",
           })),
         card({
-          title: "Actors", key: "actors", sub: [ctx.table && `Of table ${ctx.table}.`, data.stale_rule].filter(Boolean).join(" "),
+          title: "Actors", key: "actors", sub: ctx.table ? `Of table ${ctx.table}.` : null,
           actions: [
             h(
               "label", { class: "search" }, h("span", { class: "hidden" }, "Only names with"),
@@ -114,7 +114,7 @@ export function actors(ctx) {
               sort: (actor) => actor.episodes, cell: (actor) => count(actor.episodes),
             },
           ].filter(Boolean),
-        })),
+        }), here.length > 0 && data.stale_rule && h("p", { class: "note below", key: "stale-rule" }, data.stale_rule)),
       ];
     }, [skeleton(4, "tiles"), skeleton(8)]),
   };

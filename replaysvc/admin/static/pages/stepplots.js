@@ -50,19 +50,32 @@ function columnCard(column, steps, film, onStep) {
 }
 
 function priorities(record, steps, film, onStep) {
-  if (record.samplers.length === 0) return null;
-  const names = Object.keys(steps.samplers ?? {}).filter((name) => name !== "error");
-  const rows = names.map((name, i) => ({ name, values: steps.samplers[name], tone: `s${i % 8}` }));
-  return card({ title: "Priorities", hint: WORDS.priority, key: "priorities", span: "plot-card", level: "h3" },
+  const { error, ...used } = steps.samplers ?? {};
+  const names = Object.keys(used);
+  const rows = names.map((name, i) => ({ name, values: used[name], tone: `s${i % 8}` }));
+  const unused = record.samplers.filter((name) => !names.includes(name));
+  return card({
+    title: "Priorities", hint: WORDS.priority, key: "priorities", span: "plot-card", level: "h3",
+    sub: names.length > 0 && unused.length > 0 ? `Not in use: ${unused.join(", ")}.` : null,
+  },
     rows.length > 1 && legend(rows),
-    steps.samplers === null ? chartSkeleton() : steps.samplers.error ? failed(steps.samplers.error)
-      : names.length === 0 ? empty(
-        "No priorities yet",
-        `Nobody has drawn by ${record.samplers.join(" or ")} or set priorities for it yet: all steps are alike.`
-      )
+    record.samplers.length === 0 ? empty(
+      "No prioritized sampler", "This table was made without one, so no step has a priority."
+    )
+      : steps.samplers === null ? chartSkeleton() : error ? failed(error)
+      : names.length === 0 ? notInUse(unused)
       : overSteps({
         key: "plot", start: steps.start, stop: steps.stop - 1, head: film.at, rows, step: true, stamp: steps.samplers, onStep,
       }));
+}
+
+function notInUse(names) {
+  const [named, them] = names.length === 1 ? [`The prioritized sampler ${names[0]} is`, "it"]
+    : [`The prioritized samplers ${names.join(", ")} are`, "them"];
+  return empty("No priorities yet", [
+    `${named} there, but nobody has drawn from ${them} or set priorities yet. A learner does so with `,
+    h("code", null, `table.sample(…, sampler="${names[0]}")`), " and ", h("code", null, "table.update_priorities(…)"), ".",
+  ]);
 }
 
 // Returns desired beside achieved goals: their distance over the steps and, in two or more dimensions, the path.

@@ -25,11 +25,10 @@ export function tables(ctx) {
         { label: "Steps", number: true, hint: WORDS.steps, sort: (row) => row.steps, cell: (row) => count(row.steps) },
         {
           label: "Episodes", number: true, hint: WORDS.episodes, sort: (row) => row.episodes,
-          cell: (row) => h("a", { href: hash(["episodes", row.name]) }, count(row.episodes)),
-        },
-        {
-          label: "Open", number: true, hint: WORDS.open_episodes, sort: (row) => row.open_episodes,
-          cell: (row) => count(row.open_episodes),
+          cell: (row) => [
+            h("a", { href: hash(["episodes", row.name]) }, count(row.episodes)),
+            h("span", { class: "under", title: WORDS.open_episodes }, `${count(row.open_episodes)} open`),
+          ],
         },
         {
           label: "In", number: true, hint: WORDS.steps_in, sort: (row) => row.steps_in_per_s,
