@@ -3,6 +3,7 @@
 
 import { typedNumber } from "./dialogs.js";
 import { DASH, ago, bytes, byteUnit, count, digits, plain, rate, share, short, span, value, words } from "./format.js";
+import { about, disk, left } from "./figures.js";
 import { hash } from "./parts.js";
 import { Steps, number, plotted } from "./steps.js";
 import { h, render } from "./view.js";
@@ -61,6 +62,29 @@ export const tests = {
     is(words(3600 + 5), "1 hour");
     is(ago(1), "just now");
     is(ago(61), "1 minute ago");
+  },
+  "a time until the disk is full is told as far as it can be known": () => {
+    is(spaced(about(12.345)), "about 12 days");
+    is([123.4, 2, 1.99, 0.0512].map(about), ["about 120 days", "about 2 days", "about 48 hours", "less than 2 hours"]);
+    const known = { full_share: 0.75, free_bytes: 2 ** 30 };
+    is(spaced(left({ ...known, days_left: null })), "disk 75 % full, 1 GiB free");
+    is(spaced(left({ ...known, days_left: 12.345 })), "disk 75 % full, full in about 12 days");
+  },
+  "the parts of a disk add up, and one that cannot be asked is told as such": () => {
+    const drawn = (data) => {
+      const place = document.createElement("div");
+      render(place, disk(data));
+      return spaced(place.textContent);
+    };
+    const data = {
+      used_bytes: 10 * 1024, set_aside_bytes: 1024, free_bytes: 30 * 1024, root_bytes: 40 * 1024, total_bytes: 100 * 1024,
+      reserve_bytes: 0, refuses: false, full_share: 0.5, growth_bytes_per_day: null, days_left: null,
+    };
+    for (const part of ["This store10 KiB 10 %", "set aside1 KiB", "Others20 KiB 20 %", "root40 KiB 40 %", "Free30 KiB 30 %", "Full inknown after ten minutes"]) {
+      is([part, drawn(data).includes(part)], [part, true]);
+    }
+    is(drawn({ ...data, growth_bytes_per_day: 123456, days_left: 12.345 }).includes("Full inabout 12 days"), true);
+    is(drawn(null).includes("cannot be asked"), true);
   },
   "shares tell a little from nothing": () => {
     is(spaced(share(0)), "0 %");

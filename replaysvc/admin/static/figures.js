@@ -1,6 +1,6 @@
 // Figures that several pages show.
 
-import { DASH, bytes, ratio, share, span } from "./format.js";
+import { DASH, bytes, count, ratio, share } from "./format.js";
 import { bar, card, empty, known, pill, rows, tile } from "./parts.js";
 import { h } from "./view.js";
 import { WHY, WORDS } from "./words.js";
@@ -12,7 +12,10 @@ export const perInsert = (value) => (value === null ? DASH : new Intl.NumberForm
   "en-US", { maximumFractionDigits: 2 }
 ).format(value));
 // Returns a time of days as far as it can be known: the growth of an hour is no better than two digits.
-export const about = (days) => `about ${span(Number((days * 86400).toPrecision(2)))}`;
+export function about(days) {
+  const [many, unit] = days >= 2 ? [days, "days"] : [days * 24, "hours"];
+  return many < 2 ? "less than 2 hours" : `about ${count(Number(many.toPrecision(2)))} ${unit}`;
+}
 export const left = (disk) => `disk ${share(disk.full_share)} full, ${
   disk.days_left === null ? `${bytes(disk.free_bytes)} free` : `full in ${about(disk.days_left)}`}`;
 
@@ -93,6 +96,8 @@ export function columnRows(list, total, state, onChange, withTable) {
   });
 }
 
+const LATER = "known after ten minutes";
+
 // Returns the disk of the store as one bar with its figures; data: null if its file system cannot be asked.
 export function disk(data) {
   const frame = { title: "Disk", key: "disk", hint: "The file system of the store." };
@@ -124,12 +129,12 @@ export function disk(data) {
       pair("Reserve", bytes(data.reserve_bytes), WORDS.disk_reserve),
       pair(
         "Growth",
-        known(data.growth_bytes_per_day === null ? DASH : `${bytes(Number(data.growth_bytes_per_day.toPrecision(2)))} a day`, WHY.growth),
+        data.growth_bytes_per_day === null ? LATER : `${bytes(Number(data.growth_bytes_per_day.toPrecision(2)))} a day`,
         WORDS.growth
       ),
       pair(
         "Full in",
-        known(data.days_left === null ? DASH : about(data.days_left), data.growth_bytes_per_day === null ? WHY.growth : WHY.days_left),
+        data.growth_bytes_per_day === null ? LATER : known(data.days_left === null ? DASH : about(data.days_left), WHY.days_left),
         WORDS.days_left
       )));
 }

@@ -84,7 +84,6 @@ export const WHY = {
   samples_per_insert: "Nothing has been inserted or sampled yet.",
   target: "The limiter of this table has no samples_per_insert.",
   ratio: "Nothing is stored yet.",
-  growth: "Known after ten minutes.",
   days_left: "The store does not grow.",
   capacity: "The table has no bound of this kind.",
   policy_version: "The actor gave no policy version.",
