@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from replaysvc.activity import Activity
-from replaysvc.errors import NotFoundError
+from replaysvc.errors import NotFoundError, StorageError
 from replaysvc.health.cached import Cached
 from replaysvc.health.history import days_left
 from replaysvc.health.participants import SeenActor, judged_actor, judged_learner
@@ -66,19 +66,21 @@ class Health:
         return self.cached.get("health actors", self._actors)
 
     def _actors(self) -> Actors:
-        seen = [(table, actor) for table, engine in self._replay.engines().items() for actor in engine.actors.seen()]
-        newest = newest_policy(self._replay.params_versions(), [actor.policy_version for _, actor in seen])
-        found = [self._judged(table, actor, newest) for table, actor in seen]
+        seen = {table: engine.actors.seen() for table, engine in self._replay.engines().items()}
+        written = [actor.policy_version for actors in seen.values() for actor in actors]
+        newest = newest_policy(self._replay.params_versions(), written)
+        found = [actor for actors in self._judged(seen, newest) for actor in actors]
         found.sort(key=lambda actor: (actor.view.state not in ("lost", "stale"), actor.view.last_seen_s))
         return Actors(found[:MOST_SEEN], newest)
 
-    def _judged(self, table: str, actor: ActorView, newest: int | None) -> SeenActor:
-        try:
-            lease_s = self._replay.engine(table).config.lease_s
-        except NotFoundError:  # deleted meanwhile, and its actors with it
-            lease_s = float("inf")
-        minute_ago = self.watch.policy_of_a_minute_ago()
-        return judged_actor(table, actor, self.watch.actor_rate(table, actor.name), lease_s, newest, minute_ago)
+    def _judged(self, tables: Mapping[str, Sequence[ActorView]], newest: int | None) -> Iterator[list[SeenActor]]:
+        """Yields the actors of each table, with their states."""
+        engines, rates, minute_ago = self._replay.engines(), self.watch.actor_rates(), self.watch.policy_of_a_minute_ago()
+        for table, seen in tables.items():  # of one that was deleted meanwhile nobody is lost
+            lease_s = engines[table].config.lease_s if table in engines else float("inf")
+            yield [
+                judged_actor(table, actor, rates.get((table, actor.name), 0.0), lease_s, newest, minute_ago) for actor in seen
+            ]
 
     def learners(self) -> Sequence[LearnerView]:
         """Returns who samples, those seen last first."""
@@ -88,7 +90,7 @@ class Health:
         """Returns how full the disk is; None if its file system cannot be asked, which is logged once."""
         try:
             view = self._replay.disk()
-        except OSError as error:
+        except StorageError as error:
             if not self._disk_fails:
                 log.error("disk: its file system cannot be asked: %s", error)
             self._disk_fails = True
@@ -116,12 +118,9 @@ class Health:
           NotFoundError: no such table.
         """
         view, whole = self._replay.activity(table), self.verdict()
-
-        def judged(name: str, seen: Sequence[ActorView]) -> tuple[ActorView, ...]:
-            return tuple(self._judged(name, actor, view.newest_policy_version).view for actor in seen)
-
+        actors = zip(view.actors, self._judged(view.actors, view.newest_policy_version), strict=True)
         return replace(
-            view, actors={name: judged(name, seen) for name, seen in view.actors.items()},
+            view, actors={name: tuple(actor.view for actor in seen) for name, seen in actors},
             learners=tuple(each for each in self.learners() if table in (None, each.table)),
             verdict=whole if table is None else of_table(whole, table), disk=self.disk(),
         )  # fmt: skip

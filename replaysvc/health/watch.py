@@ -102,13 +102,21 @@ class Watch:
         with self._lock:
             return self._history.growth()
 
-    def actor_rate(self, table: str, actor: str) -> float:
-        """Returns how many steps a second an actor wrote in the last ten."""
+    def actor_rates(self) -> dict[tuple[str, str], float]:
+        """Returns how many steps a second actors wrote in the last ten, by table and actor; those of whom two looks know."""
         with self._lock:
-            known = [(at, steps[table, actor]) for at, steps in self._steps if (table, actor) in steps]
-        if len(known) < 2 or known[-1][0] <= known[0][0]:
-            return 0.0
-        return max(0.0, (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]))
+            looks = list(self._steps)  # what each found is not changed any more
+        first: dict[tuple[str, str], tuple[float, int]] = {}
+        for at, steps in reversed(looks):
+            first |= {actor: (at, count) for actor, count in steps.items()}
+        if not looks:
+            return {}
+        now, last = looks[-1]
+        return {
+            actor: max(0.0, (count - first[actor][1]) / (now - first[actor][0]))
+            for actor, count in last.items()
+            if now > first[actor][0]
+        }
 
     def policy_of_a_minute_ago(self) -> int | None:
         """Returns what was the newest policy version when an actor should have loaded it by now; None: not known yet."""

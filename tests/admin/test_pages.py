@@ -7,6 +7,7 @@ from replaysvc import FieldSpec, Fifo, Limiter, Prioritized, Signature, TableCon
 from replaysvc.activity import Activity
 from replaysvc.admin.calls import calls_of
 from replaysvc.errors import NotFoundError
+from replaysvc.storage import System
 from replaysvc.views import CallCounts, HistogramView
 from tests.admin.browser import Browser
 from tests.admin.conftest import METRICS
@@ -367,10 +368,10 @@ def test_history_grows_while_the_door_is_open(open_door, monkeypatch):
 
 
 def test_file_system_that_cannot_be_asked_fails_no_page(browser, replay, monkeypatch):
-    def fail(self):
+    def fail(self, path):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(type(replay), "disk", fail)
+    monkeypatch.setattr(System, "free_bytes", fail)
     told = browser.get("/api/v1/overview").json
     assert (told["disk"], told["totals"]["disk_bytes"], told["verdict"]["status"]) == (None, None, "warning")
     assert browser.get("/api/v1/storage").json["disk"] is None

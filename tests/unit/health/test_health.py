@@ -6,7 +6,7 @@ from replaysvc import Limiter, TableConfig
 from replaysvc.activity import Activity
 from replaysvc.errors import NotFoundError
 from replaysvc.health import Health
-from replaysvc.replay import Replay
+from replaysvc.storage import System
 from replaysvc.views import Verdict
 from tests.builders import SCALARS, make_table, write_episodes
 
@@ -77,10 +77,10 @@ def test_verdict_in_the_activity_of_a_table_is_that_of_this_table(replay, clock)
 
 
 def test_disk_that_cannot_be_asked_is_a_warning_that_is_logged_once(replay, health, clock, monkeypatch, caplog):
-    def fail(self):
+    def fail(self, path):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Replay, "disk", fail)
+    monkeypatch.setattr(System, "free_bytes", fail)
     for _ in range(3):
         clock.now += 2.0
         told = health.activity()

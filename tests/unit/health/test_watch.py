@@ -46,13 +46,13 @@ def test_rates_of_tables_and_actors(replay, watch, clock):
         "steps_in_per_s": 2.0, "items_out_per_s": 4.0, "bytes_in_per_s": 0.0, "bytes_out_per_s": 0.0,
     }  # fmt: skip
     assert watch.rates(None)["steps_in_per_s"] == 2.0
-    assert watch.actor_rate("t", "a") == 2.0
-    assert watch.actor_rate("t", "other") == 0.0
+    assert watch.actor_rates()["t", "a"] == 2.0
+    assert ("t", "other") not in watch.actor_rates()
     assert watch.points("t", 600)["steps_in_per_s"].tolist() == [2.0] * 5
     for _ in range(6):
         clock.now += 2.0
         watch.look()
-    assert watch.actor_rate("t", "a") == 0.0
+    assert watch.actor_rates()["t", "a"] == 0.0
 
 
 def test_policy_of_a_minute_ago(replay, watch, clock):
