@@ -53,6 +53,6 @@ def of_error(error: ReplayError, **headers: str) -> Response:
     """Returns the answer that tells of an error of ours; `headers` with _ for -."""
     if error.http_status == 401:
         headers["www_authenticate"] = "Bearer"
-    if error.retry_after_s is not None:
-        headers["retry_after"] = str(max(1, round(error.retry_after_s)))
+    if error.retry_after_s is not None or error.http_status == 503:
+        headers["retry_after"] = str(max(1, round(error.retry_after_s or 1)))
     return refusal(error.http_status, error.name, str(error), **headers)

@@ -35,7 +35,8 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         """Ends a connection. One that ends already is still among all: of many newcomers at once, each needs another one."""
-        there: list[Any] = [other for other in self.connections if not other.is_given_up]
+        connections: list[Any] = list(self.connections)
+        there = [other for other in connections if not other.is_given_up]
         if len(there) <= MOST_CONNECTIONS:
             return
         others = [other for other in there if other is not self]

@@ -15,7 +15,6 @@ from replaysvc.errors import UnavailableError
 MOST_REQUESTS = 64  # at once; probes and what holds no data are let in beside them
 MOST_OF_ONE = 32  # of one caller: the others' pages find room beside a flood
 MOST_BODIES = 16  # on their way at once
-_RETRY_S = 1.0
 
 
 class Room:
@@ -28,9 +27,9 @@ class Room:
     def enter(self, who: Hashable) -> None:
         """Takes a place. Raises UnavailableError: there is none."""
         if self._requests[who] >= MOST_OF_ONE:
-            raise _full(f"{MOST_OF_ONE} requests of this caller are under way; come again")
+            raise UnavailableError(f"{MOST_OF_ONE} requests of this caller are under way; come again")
         if self._requests.total() >= MOST_REQUESTS:
-            raise _full(f"{MOST_REQUESTS} requests are under way; come again")
+            raise UnavailableError(f"{MOST_REQUESTS} requests are under way; come again")
         self._requests[who] += 1
 
     def leave(self, who: Hashable) -> None:
@@ -99,14 +98,8 @@ class Body:
         try:
             await asyncio.wait((part, gives_way), return_when=asyncio.FIRST_COMPLETED)
             if not part.done():
-                raise _full("body: expected sooner, now that others send theirs; come again")
+                raise UnavailableError("body: expected sooner, now that others send theirs; come again")
             return part.result()
         finally:
             part.cancel()
             gives_way.cancel()
-
-
-def _full(sentence: str) -> UnavailableError:
-    error = UnavailableError(sentence)
-    error.retry_after_s = _RETRY_S
-    return error

@@ -249,8 +249,9 @@ def test_only_so_many_actions_are_under_way(browser, replay, table, monkeypatch)
     go_on = threading.Event()
     monkeypatch.setattr("replaysvc.admin.actions._PATIENCE_S", 0.01)
     monkeypatch.setattr(type(table), "compact", lambda _: go_on.wait(60))
-    found = [browser.post("/api/v1/tables/t/compact", {"confirm": "t"}).status for _ in range(9)]
-    assert found == [202] * 8 + [503]
+    found = [browser.post("/api/v1/tables/t/compact", {"confirm": "t"}) for _ in range(9)]
+    assert [answer.status for answer in found] == [202] * 8 + [503]
+    assert found[-1].headers["retry-after"] == "1"
     go_on.set()
 
 

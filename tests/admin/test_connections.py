@@ -62,6 +62,30 @@ def test_connection_beyond_the_most_takes_the_place_of_the_one_that_waited_longe
     assert _answers(second)
 
 
+def test_many_newcomers_at_once_each_take_the_place_of_another_one(browser, open_door, monkeypatch):
+    monkeypatch.setattr(connection_module, "MOST_CONNECTIONS", 20)
+    server = open_door()
+    held = threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    made = connection_module.Connection.connection_made
+
+    def noting(self, transport):
+        loops.append(self.loop)
+        made(self, transport)
+
+    monkeypatch.setattr(connection_module.Connection, "connection_made", noting)
+    assert Browser(server.port).get("/livez").status == 200
+    loops[0].call_soon_threadsafe(held.wait, 30)  # so that all of them are taken in one go
+    opened = [Browser(server.port).connect() for _ in range(100)]
+    held.set()
+    try:
+        assert _answers(opened[-1])
+        wait_until(lambda: server.connections == 20)
+    finally:
+        for one in opened:
+            one.close()
+
+
 def _answers(connection: socket.socket) -> bool:
     connection.sendall(LIVEZ)
     found = b""

@@ -25,7 +25,7 @@ from replaysvc.access import OPEN_PAGES, PAGES, Role
 from replaysvc.errors import ReplayError
 
 TABLE = "t"
-EPISODES, STEPS = 20, 1500
+EPISODES, STEPS = 8, 1500
 SIGNATURE = Signature(
     {"image": FieldSpec("image", (4, 42, 42), np.uint8), "vector": FieldSpec("vector", (64,), np.float32)},
     FieldSpec("action", (), np.int64),
@@ -424,11 +424,12 @@ HOSTILE: dict[str, Callable[[Target, Any, Found], None]] = {
 }  # fmt: skip
 
 
-def crew(kinds: tuple[str, ...], target: Target, stop: Any, answer: Any) -> None:
-    """Runs some kinds of clients at once, in a process of its own, until `stop` is set."""
+def crew(kinds: tuple[str, ...], target: Target, ready: Any, stop: Any, answer: Any) -> None:
+    """Runs some kinds of clients at once, in a process of its own, until `stop` is set; releases `ready` for each of them."""
     found = Found()
 
     def act(kind: str) -> None:
+        ready.release()
         try:
             (HONEST | HOSTILE)[kind](target, stop, found)
         except Exception as error:  # a client that is not there any more would be no test
