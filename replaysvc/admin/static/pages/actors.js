@@ -8,7 +8,8 @@ import { WHY, WORDS } from "../words.js";
 
 const STATES = {
   writing: ["ok", "Writing", "It has committed steps of late."], idle: ["off", "Idle", "It is heard of and writes nothing."],
-  stale: ["warning", "Stale", "It writes with an old policy, or nothing was heard of it for a while."], lost: ["failing", "Lost", "Nothing is heard of it any more."],
+  stale: ["warning", "Stale", "It writes with an old policy, or nothing was heard of it for a while."],
+  lost: ["failing", "Lost", "Nothing is heard of it any more."],
 };
 
 export function actors(ctx) {
