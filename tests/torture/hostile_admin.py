@@ -39,6 +39,7 @@ from replaysvc.activity import Activity
 from replaysvc.admin.app import make_app
 from replaysvc.admin.connection import MOST_CONNECTIONS
 from replaysvc.admin.context import Admin
+from replaysvc.health import Health
 from tests.processes import ServiceProcess
 from tests.torture.hostile_admin_roles import HONEST, HOSTILE, Found, Target, crew, make_table
 from tests.torture.report import Report, progress_bar
@@ -80,10 +81,11 @@ def routes() -> list[tuple[str, str, str]]:
     """Returns name, method and path of every route of the admin door."""
     unused: Any = None
     admin = Admin(
-        replay=unused, access=None, activity=Activity(), metrics=unused, status=str, address="", data="", version=""
+        replay=unused, health=Health(unused), access=None, activity=Activity(), metrics=unused, status=str, address="", data="",
+        version="",
     )  # fmt: skip
     found = []
-    for route in make_app(admin, unused).routes:
+    for route in make_app(admin).routes:
         path: str = route.path  # type: ignore[attr-defined]
         for name, value in _PARTS.items():
             path = path.replace(name, value)
