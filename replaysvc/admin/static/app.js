@@ -108,7 +108,8 @@ function redraw() {
 
 function announce(verdict) {
   if (!verdict) return;
-  const sentence = [`The service is ${verdict.status}.`, ...verdict.reasons.map((reason) => reason.sentence)].join(" ");
+  const told = verdict.reasons.filter((reason) => reason.level !== "note"); // whose figures change with each look
+  const sentence = [`The service is ${verdict.status}.`, ...told.map((reason) => reason.sentence)].join(" ");
   if (sentence !== state.announced) said.textContent = state.announced = sentence;
 }
 

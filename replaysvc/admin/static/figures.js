@@ -117,7 +117,7 @@ export function disk(data) {
         { share: part(data.used_bytes), tone: "accent" }, { share: part(others), tone: "grey" },
         { share: part(data.root_bytes), tone: "kept" },
       ],
-      mark: 1 - part(data.reserve_bytes + data.root_bytes),
+      mark: 1 - part(data.reserve_bytes),
       label: `${bytes(data.used_bytes)} by this store, ${bytes(others)} by others, ${bytes(data.free_bytes)} free of ${bytes(data.total_bytes)}; the mark is the reserve`,
     }),
     h("dl", { class: "pairs" },

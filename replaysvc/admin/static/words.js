@@ -29,7 +29,7 @@ export const WORDS = {
   p50: "Half of the calls took at most this long, with the time that they waited.",
   p99: "99 of 100 calls took at most this long, with the time that they waited.",
   waits: "Calls that ended since there was nothing for them yet: too few steps, or the limiter held them back. Callers come again.",
-  errors: "Calls that ended with an error; waits are not among them.",
+  errors: "Calls that ended with an error, also those that asked for what was not there yet; waits are not among them.",
   backlog: "Requests that wait for their commit, and the bytes they hold.",
   memory_anonymous: "RAM of the process itself: indexes, caches, requests.",
   memory_file: "RAM of files that are mapped; the system takes it back when it needs it.",
