@@ -68,7 +68,7 @@ bench: $(DEV)
 
 # What `make test` does in small, for as long as it takes (some three hours), one after the other; each says what it found, and
 # the last line writes that into the README.
-TORTURE := kills "kills --points" powerloss io_faults corruption fuzz full_disk "network --count 3" hostile many_clients chaos_demo guards
+TORTURE := kills "kills --points" powerloss io_faults corruption fuzz full_disk "network --count 3" hostile hostile_admin many_clients chaos_demo guards
 torture: $(DEV)
 	@$(BIN)/python tests/real_data.py --episodes 20 --kills 20
 	@$(BIN)/python -m pytest tests/engine/test_model.py --hypothesis-profile=torture --timeout=3600

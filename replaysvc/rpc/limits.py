@@ -28,7 +28,7 @@ _THREADS = 40  # besides the workers: gRPC's, the committer, the keeper
 _MOST_REGIONS = 1024  # of shared memory; each takes a descriptor
 _READS_BYTES = 4 * 2 * 16 * MiB  # four batches at once may wait for chunks from the disk, 16 MiB of each, stored and decoded
 _BASE_BYTES = 96 * MiB  # the interpreter and its libraries
-_ADMIN_BYTES = 160 * MiB  # of the admin door: its libraries 24, requests of 1 MiB 64, what connections have not taken yet 64
+_ADMIN_BYTES = 160 * MiB  # of the admin door: libraries 24, bodies 20, answers remembered 32, not taken yet 64, spare 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
