@@ -11,10 +11,11 @@ nothing of what they ask for, and ask for the most expensive pages on dozens of 
 - a page, or an action, lets in whom it must not
 - an answer of 500 or above, but a 503 that says when to come again; a traceback in an answer or in the log
 - an honest page or action that takes longer than 20 s, with all the times that it was told to come again
-- a probe without an answer, or one that takes longer than 5 s
+- two probes in a row without an answer (one may be among so many newcomers that it gives way), or one that takes more than 5 s
 - a learner that gets no batch for 3 s
-- memory beyond the bound that the server prints, or more than 128 MiB above what it was, once the hostile clients are gone;
-  descriptors beyond those of 256 connections and some newcomers, or more than 20 above what they were
+- memory beyond the bound that the server prints, or more than 184 MiB above what it was, once the hostile clients are gone, or
+  64 MiB more in the last quarter of their time than in the second one
+- descriptors beyond those of 256 connections and some newcomers, or afterwards more than 20 above what they were
 - a server that does not end within 15 s of SIGTERM, with status 0, amid its hostile clients
 """
 
@@ -46,7 +47,8 @@ from tests.torture.report import Report, progress_bar
 
 LONGEST_S = {"page": 20.0, "action": 20.0, "probe": 5.0, "sample": 3.0}
 STOP_S = 15.0
-BACK_MIB, BACK_FILES = 128, 20  # of which 32 MiB are answers that are remembered, and 24 MiB caches that fill
+BACK_MIB, BACK_FILES = 184, 20  # 160 is what the server says that the admin door may take, and 24 are caches that fill
+GROWTH_MIB = 64  # from the second quarter of the time with hostile clients to the last one
 _NEWCOMERS = 4 * 129  # that are taken before as many others have gone: so many at a time, and it takes a few turns of the loop
 _SPARE_FILES = 50  # of the store, the other door, and honest clients
 _BACK_S = 15.0  # until what hostile clients left behind is gone
@@ -267,6 +269,12 @@ def check_server(looks: Looks, log: str, ended: Ended, report: Report) -> None:
             report.violations.append(f"server: {most:.0f} {what}, expected at most {bound}")
         if after > before + back:
             report.violations.append(f"server: {after:.0f} {what} afterwards, expected at most {before + back:.0f}")
+    quarters = np.array_split(looks.mib, 4)
+    growth = float(np.median(quarters[3]) - np.median(quarters[1])) if len(looks.mib) >= 4 else 0.0
+    report.figures["growth_mib"] = round(growth)
+    if growth > GROWTH_MIB:
+        said = f"server: {growth:.0f} MiB more in the last quarter than in the second, expected at most {GROWTH_MIB}"
+        report.violations.append(said)
     errors = [line for line in log.splitlines() if "Traceback" in line or " ERROR " in line]
     report.violations += [f"log: {line[:200]}" for line in errors[:5]]
     report.figures["log_lines"] = len(log.splitlines())

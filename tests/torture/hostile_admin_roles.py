@@ -170,12 +170,15 @@ def administer(target: Target, stop: Any, found: Found) -> None:
 
 
 def probe(target: Target, stop: Any, found: Found) -> None:
-    """Asks whether the service is up, as Kubernetes does: an attempt without an answer is a failure."""
+    """Asks whether the service is up, as Kubernetes does, which takes more than one failure in a row to restart it."""
+    missed = 0
     while not stop.wait(_PACE_S):
         for path in ("/livez", "/readyz"):
             began = time.monotonic()
             answer = ask(target, found, "GET", path)
-            if answer is None or answer.status != 200:
+            missed = 0 if answer is not None else missed + 1
+            found.counts["probes without an answer"] += answer is None
+            if missed > 1 or (answer is not None and answer.status != 200):
                 found.wrong.append(f"{path}: answered with {answer and answer.status} after {time.monotonic() - began:.1f} s")
             found.note("probe", began)
 

@@ -62,6 +62,14 @@ def _hostile(c: Counts, r: Mapping[str, Any]) -> str:
     return f"{r['seconds']:.0f} s of floods, garbage, slow and silent peers: {most} of at most {bound:,} MiB"
 
 
+def _hostile_admin(c: Counts, r: Mapping[str, Any]) -> str:
+    page, gap = r["page_ms beside hostile clients"], r["longest_without_a_batch_s beside hostile clients"]
+    return (
+        f"{r['seconds']:.0f} s of the same at the dashboard's door: its pages within {page['most'] / 1000:.1f} s, a learner's "
+        f"batches at most {gap:.1f} s apart"
+    )
+
+
 def _network(c: Counts, r: Mapping[str, Any]) -> str:
     return f"{c['scenarios']:,} scenarios, {c['steps compared']:,} steps compared"
 
@@ -96,7 +104,7 @@ ROWS: tuple[tuple[str, str, dict[str, Sentence]], ...] = (
     ),
     (
         "Slow, dead or hostile clients neither block others nor grow memory", "peers that do all of it; fuzzing",
-        {"hostile": _hostile, "fuzz": _fuzz},
+        {"hostile": _hostile, "hostile_admin": _hostile_admin, "fuzz": _fuzz},
     ),
 )  # fmt: skip
 
