@@ -140,7 +140,7 @@ def test_the_log_tells_all_that_was_done_to_the_directory_at_every_crash_point(m
 
 def test_whatever_power_loss_leaves_has_what_was_acknowledged_and_nothing_twice(memory):
     report = Report("powerloss", 1)
-    lose_power(report, memory, 120, actions=30, per_life=60)
+    lose_power(report, memory, 120, actions=30, per_life=20)
     assert report.violations == []
     assert report.counts["images"] >= 120
     assert report.counts["written_to"] > 60
