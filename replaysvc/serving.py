@@ -109,7 +109,6 @@ def _opened(
                 replay, address, access=access, tls=tls, limits=settings.limits(), activity=activity, health=health,
                 reflection=settings.reflection,
             )  # fmt: skip
-            health.status = lambda: server.status
             if at is None:
                 yield server, replay, None
                 return

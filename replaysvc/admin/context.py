@@ -25,7 +25,7 @@ class Admin:
     health: whose looks go on as long as the door is open. access: knows the tokens; None: everyone may do everything. status:
     of the gRPC door, "starting", "serving" or "draining". address: of that door. data: the store's directory. version: of
     replaysvc. names: host names that browsers may call besides localhost and IP addresses. settings, limits: plain values, to
-    be shown. log_lines: the last lines of the log. wall, monotonic: clocks.
+    be shown. log_lines: the last lines of the log. wall: a clock.
     """
 
     replay: Replay
@@ -42,4 +42,3 @@ class Admin:
     limits: Mapping[str, Any] = field(default_factory=dict)
     log_lines: Callable[[], Sequence[str]] = list
     wall: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = time.monotonic

@@ -87,6 +87,7 @@ class Server:
             self._spare, interceptors=interceptors, options=options, maximum_concurrent_rpcs=PENDING_CALLS
         )
         self._health, self._looks = health or Health(replay, activity), health is None
+        self._health.status = lambda: self._status
         servicer = ReplayServicer(replay, limits, self._shared, activity, self._health)
         replay_pb2_grpc.add_ReplayServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
         read = pb.SampleRequest.FromString

@@ -11,20 +11,6 @@ from replaysvc.views import Verdict
 from tests.builders import SCALARS, make_table, write_episodes
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def health(replay, clock):
     """One that looks when it is told to."""

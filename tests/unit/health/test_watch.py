@@ -13,21 +13,6 @@ from tests.builders import make_table, write_episode, write_episodes
 from tests.waiting import wait_until
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 @pytest.fixture
 def watch(replay, clock):
     """A watch that looks when it is told to."""
