@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import replay_client
 from replaysvc import ClientConfig, TableConfig
 from replaysvc.errors import UnavailableError
+from replaysvc.health import Health
 from replaysvc.rpc.server import SERVICE, Server
 from tests.builders import SCALARS
 from tests.service.checks import stored_lengths, write_numbered
@@ -134,3 +135,12 @@ def test_sigterm_while_a_writer_appends_loses_nothing(server_process):
                     assert ending.result() == 0
                     server_process.start()
         assert stored_lengths(table) == dict.fromkeys(range(60), 10)
+
+
+def test_verdict_on_a_server_that_stops_is_that_it_drains(replay):
+    health = Health(replay)
+    server = Server(replay, "127.0.0.1:0", health=health)
+    server.start()
+    assert health.activity().verdict.status == "ok"
+    server.stop(1.0)
+    assert health.status() == "draining"
